@@ -1,0 +1,2 @@
+//! ferroced
+fn main() {}
