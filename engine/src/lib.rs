@@ -1,1 +1,10 @@
-//! Placeholder of the room engine.
+//! The Ferroce engine: RoCEv2 transports, queues, memory keys and completions, and the links that carry their packets.
+//!
+//! The protocol half ([`device`], `transport`, `queue`, `qp`, [`memory`]) does no I/O and reads no clock: it takes
+//! packets, work requests and a [`time::Time`], and gives packets, completions, events and the next deadline.
+//! The other half drives it: [`link`]s move batches of packets.
+
+pub mod link;
+pub mod memory;
+pub mod time;
+pub mod verbs;

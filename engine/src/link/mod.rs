@@ -1,0 +1,105 @@
+//! Links: what carries RoCE packets between engines, in batches both ways.
+//!
+//! A packet here is what lies in the UDP payload: BTH, extension headers, payload, pad and ICRC.
+//! The link owns what is below: addresses, ports, IP identification, and so the ICRC, which covers them.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+use crate::memory::Fault;
+
+/// Where a QP's packets go, and what their IP header says: an address handle, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Path {
+    /// The source address: that of the local GID (`sgid_index`).
+    pub source: IpAddr,
+    /// The peer's address (unicast or multicast).
+    pub dest: IpAddr,
+    /// The interface index that scopes link-local and multicast addresses.
+    pub ifindex: u32,
+    /// Index of the local GID.
+    pub sgid_index: u8,
+    /// Traffic class (IPv6) or type of service (IPv4), ECN bits included.
+    pub traffic_class: u8,
+    /// Hop limit or TTL; 0 stands for 64.
+    pub hop_limit: u8,
+    /// IPv6 flow label and source of the UDP source port's entropy, 20 bits.
+    pub flow_label: u32,
+    /// Service level, as the application gave it; not on the wire.
+    pub service_level: u8,
+}
+
+/// Why a packet was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransmitError {
+    /// The link has no room now: stop, and go on when it is writable. Nothing of this packet was sent.
+    Full,
+    /// `fill` met memory that can't be read. Nothing of this packet was sent.
+    Fault(Fault),
+}
+
+/// The sending half of a link, as the transport sees it.
+pub trait Transmit {
+    /// Takes one packet of `len` bytes (BTH to pad; the link appends the ICRC) for QP `dest_qpn` at the end of `path`.
+    ///
+    /// `fill` writes all `len` bytes. Packets to one destination that follow each other with equal lengths travel
+    /// together where the link can (GSO). Nothing need leave before [`Link::flush`].
+    fn packet(
+        &mut self,
+        path: &Path,
+        dest_qpn: u32,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError>;
+}
+
+/// Checks a received packet's ICRC, once it is worth it (after the cheap checks of reference section 12).
+pub trait IcrcCheck {
+    /// Whether the ICRC in the last four bytes of `packet.data` is right for the headers the packet came with.
+    fn valid(&self, packet: &RxPacket<'_>) -> bool;
+}
+
+/// One received packet.
+#[derive(Clone, Copy)]
+pub struct RxPacket<'a> {
+    /// The sender's address (never IPv4-mapped IPv6).
+    pub source: IpAddr,
+    /// The sender's UDP port; any is legal.
+    pub source_port: u16,
+    /// The address it was sent to.
+    pub dest: IpAddr,
+    /// Traffic class or type of service; the low two bits are ECN.
+    pub traffic_class: u8,
+    /// Hop limit or TTL as received.
+    pub hop_limit: u8,
+    /// BTH to ICRC. Nothing is checked yet, not even a length.
+    pub data: &'a [u8],
+    /// The link's ICRC check.
+    pub icrc: &'a dyn IcrcCheck,
+}
+
+/// A link: batches of packets in and out, and what to wait for.
+pub trait Link: Transmit + Send {
+    /// Hands every packet that has arrived to `sink`, up to one batch of the link's own size; never blocks.
+    /// Gives the number handed over; 0 means that nothing waits.
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize>;
+
+    /// Sends what [`Transmit::packet`] took. `Ok(false)`: the socket is full, some is still held; call again when
+    /// [`Link::fds`]' socket is writable. Errors of single destinations (unreachable, no route) are not errors here:
+    /// such packets count as lost, and the transport's timers deal with it.
+    fn flush(&mut self) -> io::Result<bool>;
+
+    /// The descriptor to poll for readability.
+    fn receive_fd(&self) -> Option<RawFd>;
+
+    /// The descriptor to poll for writability while [`Link::flush`] says `false`.
+    fn transmit_fd(&self) -> Option<RawFd>;
+
+    /// How many bytes of packets a peer's socket buffer holds for sure, judged by our own: the transport keeps less
+    /// than that in flight to one peer. Counted as the kernel counts (truesize), so ask for each packet length.
+    fn window(&self, packet_len: usize) -> u32;
+
+    /// Counters of packets and drops by reason, added to `out` as (name, value).
+    fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
+}
