@@ -2,8 +2,9 @@
 //!
 //! The protocol half ([`device`], `transport`, `queue`, `qp`, [`memory`]) does no I/O and reads no clock: it takes
 //! packets, work requests and a [`time::Time`], and gives packets, completions, events and the next deadline.
-//! The other half drives it: [`link`]s move batches of packets.
+//! The other half drives it: [`link`]s move batches of packets, [`control`] talks to the daemon that owns the devices.
 
+pub mod control;
 pub mod link;
 pub mod memory;
 pub mod time;

@@ -1,0 +1,229 @@
+//! The control plane between a process and `ferroced`: what a lease is, and what both sides may say.
+//!
+//! `ferroced` owns what a host shares (devices, QPN slots, the UDP port 4791); a process leases one
+//! slot of one device and is then alone on its data path. [`Lease`] is the side of a process,
+//! [`Client`] the side of the command line, [`protocol`] the messages of both.
+
+#![deny(unsafe_code)]
+
+mod client;
+pub mod protocol;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use client::{Client, Event, Lease};
+
+/// Number of the slot that belongs to the daemon itself (QP0 and QP1 live there).
+pub const DAEMON_SLOT: u8 = 0;
+/// Highest slot a process can lease; with the daemon's, all sockets fit one SCM_RIGHTS message (253).
+pub const MAX_SLOT: u8 = 251;
+/// Entries of a GID table, holes included.
+pub const GID_TABLE_LEN: usize = 256;
+/// Environment variable that names the tree in programs started by `ferroce run`.
+pub const TREE_VARIABLE: &str = "FERROCE_TREE";
+
+/// The tree of this process: the directory of `ferroced` that pictures sysfs and `/dev`, as
+/// `ferroce run` announced it; `None` in a program that was not started by it.
+pub fn tree() -> Option<PathBuf> {
+    std::env::var_os(TREE_VARIABLE).map(PathBuf::from)
+}
+
+/// Protocol of a GID table entry (`gid_attrs/types` of sysfs).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GidType {
+    /// RoCE over UDP, port 4791.
+    RoceV2,
+}
+
+/// One used entry of a GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GidEntry {
+    /// The 16 bytes in network order; an IPv4 address is mapped (`::ffff:a.b.c.d`).
+    pub gid: [u8; 16],
+    /// The interface address behind it.
+    pub addr: IpAddr,
+    /// The protocol that packets of this entry speak.
+    pub kind: GidType,
+}
+
+impl GidEntry {
+    /// The RoCE v2 entry of an interface address.
+    pub fn roce_v2(addr: IpAddr) -> Self {
+        let gid = match addr {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Self {
+            gid,
+            addr,
+            kind: GidType::RoceV2,
+        }
+    }
+}
+
+/// A device as the daemon sees it now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Name of the RDMA device, `ferroce_<netdev>` unless given by `ferroce link add`.
+    pub name: String,
+    /// Name of its network interface.
+    pub netdev: String,
+    /// Kernel index of the interface.
+    pub ifindex: u32,
+    /// N of `uverbsN`, unique in this daemon.
+    pub uverbs: u32,
+    /// Node GUID, unique and stable per device; bytes in network order give the EUI-64.
+    pub guid: u64,
+    /// MAC address of the interface; zero on loopback.
+    pub mac: [u8; 6],
+    /// MTU of the interface in bytes (IP packet size).
+    pub mtu: u32,
+    /// The interface is up and has a carrier: the port is ACTIVE, otherwise DOWN.
+    pub up: bool,
+    /// The interface is the loopback.
+    pub lo: bool,
+    /// GID table: the position is the GID index, `None` is a hole; holes at the end are left out.
+    pub gids: Vec<Option<GidEntry>>,
+}
+
+/// One queue pair, as a process reports it for `ferroce status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpReport {
+    /// Queue pair number (24 bits, slot included).
+    pub qpn: u32,
+    /// Transport, as in `RC`, `UC`, `UD`.
+    pub transport: String,
+    /// State, as in `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERROR`.
+    pub state: String,
+    /// Queue pair number of the peer, where connected.
+    pub dest_qpn: Option<u32>,
+    /// Address of the peer, where connected.
+    pub remote: Option<IpAddr>,
+}
+
+/// What a process answers to [`Event::ReportWanted`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The queue pairs; at most [`protocol::MAX_REPORTED_QPS`] are sent.
+    pub qps: Vec<QpReport>,
+    /// Named counters: drops by reason, packets, retransmissions.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// Why the daemon does not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// No device has that name.
+    #[error("no device `{name}`: `ferroce link show` lists the devices of this network namespace")]
+    UnknownDevice {
+        /// The name asked for.
+        name: String,
+    },
+    /// No interface has that name.
+    #[error("no network interface `{netdev}` in this network namespace: `ip link show` lists them")]
+    UnknownInterface {
+        /// The name asked for.
+        netdev: String,
+    },
+    /// A device of that name, or on that interface, exists.
+    #[error(
+        "device `{name}` exists already on interface {netdev}: choose another name, or remove it by `ferroce link del {name}`"
+    )]
+    DeviceExists {
+        /// Name of the existing device.
+        name: String,
+        /// Its interface.
+        netdev: String,
+    },
+    /// The name can't be a device name.
+    #[error(
+        "`{name}` can't name a device: use 1 to 63 letters, digits, `_`, `-` or `.`, not beginning with `.` or `rxe`"
+    )]
+    BadDeviceName {
+        /// The name asked for.
+        name: String,
+    },
+    /// Processes hold leases of the device.
+    #[error("device `{name}` is in use by {leases} process(es): end them first, `ferroce status` lists them")]
+    DeviceBusy {
+        /// The device.
+        name: String,
+        /// Leases of it.
+        leases: u32,
+    },
+    /// Every slot is leased.
+    #[error(
+        "all {slots} slots of ferroced are leased: end a program that uses a device, `ferroce status` lists them"
+    )]
+    SlotTableFull {
+        /// Size of the table.
+        slots: u32,
+    },
+    /// The peer's user is not admitted.
+    #[error(
+        "uid {uid} may not use the ferroced of uid {daemon_uid}: run as that user, or start ferroced with `--group` of a group that you are in"
+    )]
+    NotPermitted {
+        /// User of the peer.
+        uid: u32,
+        /// User of the daemon.
+        daemon_uid: u32,
+    },
+    /// Too many connections.
+    #[error("ferroced has as many connections as it admits: end some programs that use a device")]
+    TooManyConnections,
+    /// The daemon could not do it.
+    #[error("ferroced failed: {0}")]
+    Failed(String),
+}
+
+/// Errors of the control plane, each one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nothing listens on the daemon's socket of this network namespace.
+    #[error("no ferroced runs in this network namespace: start the program with `ferroce run -- CMD`")]
+    NoDaemon,
+    /// The daemon belongs to a user who is neither root nor we.
+    #[error(
+        "the ferroced of this network namespace belongs to uid {uid}: only root's or your own is trusted"
+    )]
+    Untrusted {
+        /// User of the daemon.
+        uid: u32,
+    },
+    /// The daemon speaks another version of the protocol.
+    #[error(
+        "ferroced is of another version ({release}, protocol {theirs}; this program has {}, protocol {}): restart ferroced from the same installation",
+        protocol::RELEASE,
+        protocol::VERSION
+    )]
+    Version {
+        /// Protocol version of the daemon.
+        theirs: u16,
+        /// Its release.
+        release: String,
+    },
+    /// The daemon refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The daemon accepted the connection but does not answer.
+    #[error("ferroced does not answer: is it stopped? end it and start the program again")]
+    Silent,
+    /// The daemon ended while it was asked.
+    #[error("ferroced ended while it was asked: start the program again with `ferroce run -- CMD`")]
+    Gone,
+    /// A message that makes no sense.
+    #[error("ferroced sent a message that makes no sense ({0}): restart ferroced from the same installation")]
+    Malformed(&'static str),
+    /// A system call failed.
+    #[error("can't talk to ferroced: {what}: {source}")]
+    Io {
+        /// The call.
+        what: &'static str,
+        /// Its error.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,307 @@
+//! Messages between processes and `ferroced`: one SEQPACKET datagram each.
+//!
+//! The first datagram of both sides is the hello, whose layout never changes: 4 bytes `FRRC`, the
+//! protocol version (u16, little endian), then the release as UTF-8. All later ones are postcard of
+//! [`Request`] (to the daemon) or [`Reply`] (from it), each at most [`MAX_MESSAGE`] bytes. A socket
+//! travels as SCM_RIGHTS beside [`Reply::Leased`].
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceInfo, Refusal, Report};
+
+/// Version of the messages; both sides must have the same.
+pub const VERSION: u16 = 1;
+/// Release of this build, shown when versions differ.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// Name of the daemon's socket in the abstract namespace, which the kernel keeps per network namespace.
+pub const SOCKET_NAME: &[u8] = b"ferroced";
+/// Most bytes of one message; fits the default send buffer of a unix socket (208 KiB).
+pub const MAX_MESSAGE: usize = 128 * 1024;
+/// Most queue pairs that one report carries.
+pub const MAX_REPORTED_QPS: usize = 1024;
+/// Most counters that one report carries.
+pub const MAX_REPORTED_COUNTERS: usize = 256;
+/// Most descriptors of one message (the kernel's own bound is 253).
+const MAX_FDS: usize = 253;
+
+const MAGIC: [u8; 4] = *b"FRRC";
+
+/// Secret of one lease: who shows it after the daemon's death is the holder.
+pub type Token = [u8; 16];
+
+/// From a process or the command line to the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Lease a slot of the device; answered by [`Reply::Leased`] with the slot's socket.
+    Lease {
+        /// Name of the device.
+        device: String,
+    },
+    /// Answer to [`Reply::ReportWanted`].
+    Report {
+        /// The id that came with it.
+        id: u32,
+        /// What the process has.
+        report: Report,
+    },
+    /// Stay as long as the process behind this connection lives, even when it closes the connection.
+    Hold,
+    /// List the devices; answered by [`Reply::Links`].
+    Links,
+    /// Add a device; answered by [`Reply::Done`].
+    LinkAdd {
+        /// Name of the new device.
+        name: String,
+        /// Its network interface.
+        netdev: String,
+    },
+    /// Remove a device; answered by [`Reply::Done`].
+    LinkDel {
+        /// Name of the device.
+        name: String,
+    },
+    /// List the leases; answered by one [`Reply::Process`] for each and [`Reply::StatusEnd`].
+    Status,
+}
+
+/// From the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// First message after the hello.
+    Welcome(Welcome),
+    /// The slot is yours; its socket comes along.
+    Leased {
+        /// Number of the slot, the high byte of all its QPNs.
+        slot: u8,
+        /// Secret of this lease.
+        token: Token,
+        /// The device.
+        device: DeviceInfo,
+    },
+    /// Interface, addresses or state of the leased device changed.
+    DeviceChanged(DeviceInfo),
+    /// The leased device is gone (its interface was removed).
+    DeviceRemoved,
+    /// Answer with [`Request::Report`] at once.
+    ReportWanted {
+        /// To be repeated in the answer.
+        id: u32,
+    },
+    /// All devices.
+    Links(Vec<DeviceInfo>),
+    /// One lease.
+    Process(Box<ProcessStatus>),
+    /// No more leases follow.
+    StatusEnd(DaemonStatus),
+    /// Done as asked.
+    Done,
+    /// Not done.
+    Refused(Refusal),
+}
+
+/// What a new connection learns of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// The directory that pictures sysfs and `/dev`.
+    pub tree: String,
+}
+
+/// One lease in `ferroce status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessStatus {
+    /// Its slot.
+    pub slot: u8,
+    /// Device leased.
+    pub device: String,
+    /// Process id, 0 if it is not visible from the daemon's pid namespace.
+    pub pid: u32,
+    /// Command name (`/proc/PID/comm`).
+    pub command: String,
+    /// User.
+    pub uid: u32,
+    /// What it reported; `None` if it did not answer in time.
+    pub report: Option<Report>,
+}
+
+/// The daemon's own lines in `ferroce status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Process id.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Release.
+    pub release: String,
+    /// Slots that can be leased.
+    pub slots: u32,
+    /// Slots leased now.
+    pub leased: u32,
+    /// Receive buffer of each slot's socket in bytes, as the kernel granted it.
+    pub receive_buffer: u32,
+}
+
+/// A hello as received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Protocol version of the sender.
+    pub version: u16,
+    /// Release of the sender.
+    pub release: String,
+}
+
+impl Hello {
+    /// The hello of this build.
+    pub fn ours() -> Self {
+        Self {
+            version: VERSION,
+            release: RELEASE.to_owned(),
+        }
+    }
+
+    /// The bytes of this hello.
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&self.version.to_le_bytes());
+        bytes.extend_from_slice(self.release.as_bytes());
+        bytes
+    }
+
+    /// Reads a hello; `None` if the bytes are none.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (version, release) = bytes.strip_prefix(&MAGIC)?.split_first_chunk::<2>()?;
+        let release = String::from_utf8_lossy(release.get(..32).unwrap_or(release)).into_owned();
+        Some(Self {
+            version: u16::from_le_bytes(*version),
+            release,
+        })
+    }
+}
+
+/// Address of the daemon's socket.
+pub fn address() -> SocketAddrUnix {
+    SocketAddrUnix::new_abstract_name(SOCKET_NAME).expect("the name is shorter than sun_path")
+}
+
+/// The bytes of a message.
+pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("the messages are plain data")
+}
+
+/// Reads a message; `None` if the bytes are none, or more than one.
+pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Some(message),
+        _ => None,
+    }
+}
+
+/// A received datagram.
+#[derive(Debug)]
+pub struct Datagram {
+    /// Its bytes; empty means that the peer closed the connection.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came along, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Sends one datagram with descriptors; never raises SIGPIPE.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    if bytes.len() > MAX_MESSAGE {
+        return Err(Errno::MSGSIZE);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    let flags = flags | SendFlags::NOSIGNAL;
+    rustix::io::retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags).map(drop))
+}
+
+/// Receives one datagram. An over-long one is `EMSGSIZE`.
+pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Datagram, Errno> {
+    let mut bytes = vec![0; MAX_MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::io::retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
+    })?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    bytes.truncate(received.bytes);
+    bytes.shrink_to_fit();
+    Ok(Datagram { bytes, fds })
+}
+
+/// Sends one message without descriptors.
+pub fn send_message<M: Serialize>(socket: impl AsFd, message: &M, flags: SendFlags) -> Result<(), Errno> {
+    send(socket.as_fd(), &encode(message), &[], flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn hello_layout_is_fixed() {
+        let hello = Hello {
+            version: 0x0102,
+            release: "9.8.7".into(),
+        };
+        assert_eq!(hello.emit(), b"FRRC\x02\x019.8.7");
+        assert_eq!(Hello::parse(&hello.emit()), Some(hello));
+        assert_eq!(Hello::parse(b"FRRC\x01"), None);
+        assert_eq!(Hello::parse(b"HTTP\x01\x00"), None);
+    }
+
+    #[test]
+    fn message_with_trailing_bytes_is_refused() {
+        let mut bytes = encode(&Request::Lease {
+            device: "ferroce_lo".into(),
+        });
+        assert!(decode::<Request>(&bytes).is_some());
+        bytes.push(0);
+        assert_eq!(decode::<Request>(&bytes), None);
+        bytes.truncate(3);
+        assert_eq!(decode::<Request>(&bytes), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Hello::parse(&bytes);
+            if let Some(request) = decode::<Request>(&bytes) {
+                prop_assert_eq!(decode::<Request>(&encode(&request)), Some(request));
+            }
+            if let Some(reply) = decode::<Reply>(&bytes) {
+                prop_assert_eq!(decode::<Reply>(&encode(&reply)), Some(reply));
+            }
+        }
+    }
+}
