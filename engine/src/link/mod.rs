@@ -3,6 +3,10 @@
 //! A packet here is what lies in the UDP payload: BTH, extension headers, payload, pad and ICRC.
 //! The link owns what is below: addresses, ports, IP identification, and so the ICRC, which covers them.
 
+pub mod fault;
+pub mod random;
+pub mod sim;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;

@@ -1,5 +1,7 @@
 //! Memory that work requests and remote keys name: how it is reached, and (in `keys`) who may.
 
+pub mod sim;
+
 /// The part of a range that could not be reached: it is not mapped, or not with the access wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory at {addr:#x} can't be reached")]
