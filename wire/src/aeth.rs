@@ -141,8 +141,8 @@ pub const NO_CREDIT_LIMIT: u8 = 31;
 
 /// Receives per credit code 0 to 30.
 const CREDITS: [u16; 31] = [
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
-    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
+    4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
 /// Receives that a credit code grants; `None` when it sets no limit (31, and any larger number).
@@ -159,9 +159,8 @@ pub fn encode_credits(receives: u32) -> u8 {
 
 /// Microseconds by RNR timer code.
 const RNR_TIMER_US: [u32; 32] = [
-    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
-    5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
-    327_680, 491_520,
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120, 7680,
+    10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
 ];
 
 /// The wait that an RNR timer code asks for, in microseconds. Only the low five bits count.
@@ -181,10 +180,7 @@ mod tests {
         assert_eq!(Syndrome::from_u8(0x1f), Syndrome::Ack { credit: 31 });
         assert_eq!(Syndrome::from_u8(0x2c), Syndrome::RnrNak { timer: 12 });
         assert_eq!(Syndrome::from_u8(0x60), Syndrome::Nak(NakCode::PsnSequence));
-        assert_eq!(
-            Syndrome::from_u8(0x64),
-            Syndrome::Nak(NakCode::InvalidRdRequest)
-        );
+        assert_eq!(Syndrome::from_u8(0x64), Syndrome::Nak(NakCode::InvalidRdRequest));
         assert_eq!(Syndrome::from_u8(0x65), Syndrome::Nak(NakCode::Reserved(5)));
         assert_eq!(Syndrome::from_u8(0x40), Syndrome::Reserved(0x40));
         assert_eq!(Syndrome::from_u8(0x80), Syndrome::Reserved(0x80));

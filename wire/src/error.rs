@@ -1,4 +1,4 @@
-//! What can be wrong with bytes that claim to be a packet or a message.
+//! What can be wrong with bytes that claim to be a packet or a message, and with a packet to build.
 
 use thiserror::Error;
 
@@ -38,4 +38,21 @@ pub enum ParseError {
     /// A frame or packet that is sound but not RoCE.
     #[error("not RoCE: {0}")]
     NotRoce(&'static str),
+}
+
+/// Why a packet could not be built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The buffer is too short for the packet.
+    #[error("the packet needs {need} bytes, its buffer has {have}")]
+    NoRoom {
+        /// Bytes of the packet.
+        need: usize,
+        /// Bytes of the buffer.
+        have: usize,
+    },
+    /// The packet would be longer than an IP packet can be.
+    #[error("the packet would be {0} bytes long, more than IP allows")]
+    TooLong(usize),
 }

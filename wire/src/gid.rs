@@ -32,24 +32,7 @@ impl Gid {
     /// The default GID of an interface: `fe80::/64` and the EUI-64 of its MAC address.
     pub const fn link_local_of_mac(mac: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = mac;
-        Self([
-            0xfe,
-            0x80,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            a ^ 2,
-            b,
-            c,
-            0xff,
-            0xfe,
-            d,
-            e,
-            f,
-        ])
+        Self([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
     /// Whether it is `::`, an empty table entry.
@@ -128,21 +111,12 @@ mod tests {
 
     #[test]
     fn ip_addresses() {
-        for text in [
-            "10.77.0.2",
-            "fe80::ff:fe00:2",
-            "fd77::1",
-            "ff0e::4791",
-            "::",
-        ] {
+        for text in ["10.77.0.2", "fe80::ff:fe00:2", "fd77::1", "ff0e::4791", "::"] {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(Gid::from_ip(ip).to_ip(), ip);
         }
         let gid = Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)));
-        assert_eq!(
-            gid.0,
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 2]
-        );
+        assert_eq!(gid.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 2]);
         assert!(gid.is_ipv4() && !gid.is_link_local() && !gid.is_multicast());
         assert!(Gid::ZERO.is_zero() && !Gid::ZERO.is_ipv4());
     }

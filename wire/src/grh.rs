@@ -3,6 +3,8 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 
+use etherparse::{IpDscp, IpEcn, IpNumber, Ipv4Header};
+
 use crate::header::{at, emit, take};
 use crate::{Gid, ParseError};
 
@@ -88,6 +90,29 @@ pub struct GrhIpv4 {
     pub dst: Ipv4Addr,
 }
 
+impl GrhIpv4 {
+    /// The IPv4 header that carries UDP with these fields, checksum included.
+    pub(crate) fn header(&self) -> Ipv4Header {
+        let mut header = Ipv4Header {
+            dscp: IpDscp::try_new(self.tos >> 2).unwrap_or_default(),
+            ecn: IpEcn::try_new(self.tos & 3).unwrap_or_default(),
+            total_len: self.total_len,
+            identification: self.id,
+            dont_fragment: self.dont_fragment,
+            time_to_live: self.ttl,
+            protocol: IpNumber::UDP,
+            source: self.src.octets(),
+            destination: self.dst.octets(),
+            ..Ipv4Header::default()
+        };
+        header.header_checksum = header.calc_header_checksum();
+        header
+    }
+}
+
+/// Where the IPv4 header is in the area.
+const IPV4_AT: usize = GrhArea::LEN - Ipv4Header::MIN_LEN;
+
 /// What the first 40 bytes of a UD receive hold: the network header the packet came with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrhArea {
@@ -107,19 +132,10 @@ impl GrhArea {
             Self::V6(grh) => return grh.to_bytes(),
             Self::V4(ip) => ip,
         };
+        let header = ip.header();
         let mut area = [0; Self::LEN];
-        let b = &mut area[20..];
-        b[0] = 0x45;
-        b[1] = ip.tos;
-        b[2..4].copy_from_slice(&ip.total_len.to_be_bytes());
-        b[4..6].copy_from_slice(&ip.id.to_be_bytes());
-        b[6] = u8::from(ip.dont_fragment) << 6;
-        b[8] = ip.ttl;
-        b[9] = 17;
-        b[12..16].copy_from_slice(&ip.src.octets());
-        b[16..20].copy_from_slice(&ip.dst.octets());
-        let checksum = !ones_complement_sum(b);
-        b[10..12].copy_from_slice(&checksum.to_be_bytes());
+        // No options, so the header is exactly the second half.
+        area[IPV4_AT..].copy_from_slice(&header.to_bytes());
         area
     }
 
@@ -127,49 +143,33 @@ impl GrhArea {
     /// byte 0 says version 6, unless bytes 20-39 are a sound IPv4 header.
     pub fn parse(area: &[u8]) -> Result<Self, ParseError> {
         let b: &[u8; Self::LEN] = take("GRH area", area)?;
-        let ip = at::<20, 20, _>(b);
-        let is_ipv4 = ip[0] == 0x45 && ones_complement_sum(&ip) == 0xffff;
-        if b[0] >> 4 == 6 && !is_ipv4 {
-            return Grh::parse(b).map(Self::V6);
-        }
-        if !is_ipv4 {
-            return Err(ParseError::Field {
-                what: "IPv4 header in a GRH area",
-                value: ip[0].into(),
+        let ipv4 = Ipv4Header::from_slice(&b[IPV4_AT..])
+            .ok()
+            .map(|(header, _)| header)
+            .filter(|header| {
+                header.options.is_empty() && header.header_checksum == header.calc_header_checksum()
             });
+        match ipv4 {
+            Some(header) => Ok(Self::V4(GrhIpv4 {
+                tos: header.dscp.value() << 2 | header.ecn.value(),
+                total_len: header.total_len,
+                id: header.identification,
+                dont_fragment: header.dont_fragment,
+                ttl: header.time_to_live,
+                src: header.source.into(),
+                dst: header.destination.into(),
+            })),
+            None => Grh::parse(b).map(Self::V6),
         }
-        Ok(Self::V4(GrhIpv4 {
-            tos: ip[1],
-            total_len: u16::from_be_bytes(at::<2, 2, _>(&ip)),
-            id: u16::from_be_bytes(at::<4, 2, _>(&ip)),
-            dont_fragment: ip[6] & 0x40 != 0,
-            ttl: ip[8],
-            src: Ipv4Addr::from(at::<12, 4, _>(&ip)),
-            dst: Ipv4Addr::from(at::<16, 4, _>(&ip)),
-        }))
     }
 
     /// The GIDs of source and destination.
     pub fn gids(&self) -> (Gid, Gid) {
         match self {
-            Self::V4(ip) => (
-                Gid::from_ip(IpAddr::V4(ip.src)),
-                Gid::from_ip(IpAddr::V4(ip.dst)),
-            ),
+            Self::V4(ip) => (Gid::from_ip(IpAddr::V4(ip.src)), Gid::from_ip(IpAddr::V4(ip.dst))),
             Self::V6(grh) => (grh.sgid, grh.dgid),
         }
     }
-}
-
-/// The Internet checksum's sum over an even number of bytes; 0xffff over a sound header.
-fn ones_complement_sum(bytes: &[u8]) -> u16 {
-    let (words, _) = bytes.as_chunks::<2>();
-    let sum: u32 = words
-        .iter()
-        .map(|&w| u32::from(u16::from_be_bytes(w)))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
 #[cfg(test)]
@@ -193,8 +193,7 @@ mod tests {
         assert_eq!(
             area[20..],
             [
-                0x45, 0xc2, 0, 0x3c, 0x71, 0x8c, 0x40, 0, 0x40, 0x11, 0x91, 0x61, 10, 0, 17, 1, 10,
-                0, 18, 1
+                0x45, 0xc2, 0, 0x3c, 0x71, 0x8c, 0x40, 0, 0x40, 0x11, 0x91, 0x61, 10, 0, 17, 1, 10, 0, 18, 1
             ]
         );
         assert_eq!(GrhArea::parse(&area), Ok(GrhArea::V4(ip)));

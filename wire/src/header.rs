@@ -17,9 +17,7 @@ pub(crate) fn take<'a, const N: usize>(
 
 /// The `N` bytes at `AT` of an array that is known to hold them: checked when compiled.
 #[inline]
-pub(crate) const fn at<const AT: usize, const N: usize, const M: usize>(
-    bytes: &[u8; M],
-) -> [u8; N] {
+pub(crate) const fn at<const AT: usize, const N: usize, const M: usize>(bytes: &[u8; M]) -> [u8; N] {
     const { assert!(AT + N <= M) };
     let mut out = [0; N];
     let mut i = 0;
@@ -28,6 +26,34 @@ pub(crate) const fn at<const AT: usize, const N: usize, const M: usize>(
         i += 1;
     }
     out
+}
+
+/// The 24-bit number at `AT`.
+#[inline]
+pub(crate) const fn u24<const AT: usize, const M: usize>(bytes: &[u8; M]) -> u32 {
+    let [a, b, c] = at::<AT, 3, M>(bytes);
+    u32::from_be_bytes([0, a, b, c])
+}
+
+/// Writes `value` at `AT` of an array that has room for it: checked when compiled.
+#[inline]
+pub(crate) const fn put<const AT: usize, const N: usize, const M: usize>(
+    bytes: &mut [u8; M],
+    value: [u8; N],
+) {
+    const { assert!(AT + N <= M) };
+    let mut i = 0;
+    while i < N {
+        bytes[AT + i] = value[i];
+        i += 1;
+    }
+}
+
+/// Writes the low 24 bits of `value` at `AT`.
+#[inline]
+pub(crate) const fn put24<const AT: usize, const M: usize>(bytes: &mut [u8; M], value: u32) {
+    let [_, a, b, c] = value.to_be_bytes();
+    put::<AT, 3, M>(bytes, [a, b, c]);
 }
 
 /// Implements `emit` for a header with `LEN` and `to_bytes`.

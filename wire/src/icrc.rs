@@ -7,10 +7,9 @@
 
 use crc32fast::Hasher;
 
-use crate::header::take;
 use crate::packet::ICRC_LEN;
 use crate::udp_port::ROCE_V2_PORT;
-use crate::{Bth, Grh, ParseError};
+use crate::{Bth, Grh, Network, ParseError};
 
 /// CRC of the eight bytes of ones that come first.
 const SEED: u32 = !0xdebb_20e3;
@@ -21,6 +20,8 @@ const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 const UDP_LEN: usize = 8;
+/// Bytes of the longest headers before the BTH.
+const MAX_OUTER_LEN: usize = IPV6_LEN + UDP_LEN;
 /// The protocol number of UDP.
 const PROTOCOL_UDP: u8 = 17;
 
@@ -80,7 +81,7 @@ impl Icrc {
 
     /// Starts with IPv6 and UDP headers.
     pub fn ipv6(ip: &Ipv6Pseudo) -> Self {
-        let mut bytes = [0xff; IPV6_LEN + UDP_LEN];
+        let mut bytes = [0xff; MAX_OUTER_LEN];
         bytes[0] = 0x6f;
         bytes[4..6].copy_from_slice(&ip.payload_len.to_be_bytes());
         bytes[6] = PROTOCOL_UDP;
@@ -134,87 +135,46 @@ impl Icrc {
 
 /// Sets the fields of an IPv6 header or GRH that the ICRC leaves out: traffic class, flow label
 /// and hop limit.
-fn mask_ipv6(header: &mut [u8; IPV6_LEN]) {
+fn mask_ipv6(header: &mut [u8]) {
     header[0] |= 0x0f;
     header[1..4].fill(0xff);
     header[7] = 0xff;
 }
 
-/// The ICRC that a packet should have, and where the packet ends.
-///
-/// `ip_packet` starts at the IPv4 or IPv6 header or at the GRH of RoCEv1 (told by its next
-/// header), and has room for the ICRC at its end, which is not read. Its end is where the
-/// header's length says, so that padding of short Ethernet frames does no harm.
+/// The ICRC that a packet should have, and where the packet ends: where its header's length
+/// says, so that the padding of short Ethernet frames does no harm.
 fn compute_with_end(ip_packet: &[u8]) -> Result<(u32, usize), ParseError> {
-    let version = ip_packet.first().map_or(0, |b| b >> 4);
-    let mut icrc = Icrc(Hasher::new_with_initial(SEED));
-    let (end, mut at) = match version {
-        4 => {
-            let mut ip: [u8; IPV4_LEN] = *take("IPv4 header", ip_packet)?;
-            if ip[0] & 0xf != 5 {
-                return Err(ParseError::Field {
-                    what: "IPv4 header length",
-                    value: ip[0].into(),
-                });
-            }
-            if ip[9] != PROTOCOL_UDP {
-                return Err(ParseError::NotRoce("IPv4 protocol is not UDP"));
-            }
-            let end = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-            ip[1] = 0xff;
-            ip[8] = 0xff;
-            ip[10..12].fill(0xff);
-            icrc.update(&ip);
-            (end, IPV4_LEN)
-        }
-        6 => {
-            let mut ip: [u8; IPV6_LEN] = *take("IPv6 header or GRH", ip_packet)?;
-            let end = IPV6_LEN + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
-            if ip[6] != PROTOCOL_UDP && ip[6] != Grh::NEXT_HEADER_IBA {
-                return Err(ParseError::NotRoce(
-                    "IPv6 next header is neither UDP nor IBA",
-                ));
-            }
-            mask_ipv6(&mut ip);
-            icrc.update(&ip);
-            (end, IPV6_LEN)
-        }
-        other => {
-            return Err(ParseError::Field {
-                what: "IP version",
-                value: other.into(),
-            });
-        }
-    };
-    let truncated = |need| ParseError::Truncated {
+    let (network, end) = Network::parse(ip_packet)?;
+    let outer_len = network.header_len();
+    let truncated = ParseError::Truncated {
         what: "RoCE packet",
-        need,
-        have: ip_packet.len(),
+        need: outer_len + Bth::LEN + ICRC_LEN,
+        have: end.min(ip_packet.len()),
     };
-    let whole = ip_packet.get(..end).ok_or_else(|| truncated(end))?;
-    let is_udp = ip_packet.get(if version == 4 { 9 } else { 6 }) == Some(&PROTOCOL_UDP);
-    if is_udp {
-        let mut udp: [u8; UDP_LEN] = *take("UDP header", whole.get(at..).unwrap_or_default())?;
-        if [udp[2], udp[3]] != ROCE_V2_PORT.to_be_bytes() {
-            return Err(ParseError::NotRoce("UDP destination port is not 4791"));
-        }
-        if usize::from(u16::from_be_bytes([udp[4], udp[5]])) != end - at {
-            return Err(ParseError::Field {
-                what: "UDP length",
-                value: u16::from_be_bytes([udp[4], udp[5]]).into(),
-            });
-        }
-        udp[6..].fill(0xff);
-        icrc.update(&udp);
-        at += UDP_LEN;
-    }
-    let need = at + Bth::LEN + ICRC_LEN;
     let covered = end
         .checked_sub(ICRC_LEN)
-        .and_then(|covered_end| whole.get(at..covered_end))
-        .filter(|covered| covered.len() >= Bth::LEN)
-        .ok_or_else(|| truncated(need))?;
-    icrc.update_packet(covered);
+        .and_then(|end| ip_packet.get(..end))
+        .ok_or(truncated)?;
+    let (outer, packet) = covered.split_at_checked(outer_len).ok_or(truncated)?;
+    let (bth, rest) = packet.split_first_chunk().ok_or(truncated)?;
+
+    let mut masked = [0; MAX_OUTER_LEN];
+    let masked = &mut masked[..outer_len];
+    masked.copy_from_slice(outer);
+    match network {
+        Network::Ipv4 { .. } => {
+            masked[1] = 0xff;
+            masked[8] = 0xff;
+            masked[10..12].fill(0xff);
+        }
+        Network::Ipv6 { .. } | Network::Grh(_) => mask_ipv6(masked),
+    }
+    if network.udp().is_some() {
+        masked[outer_len - 2..].fill(0xff);
+    }
+    let mut icrc = Icrc::start(masked);
+    icrc.update_bth(bth);
+    icrc.update(rest);
     Ok((icrc.finish(), end))
 }
 
@@ -363,11 +323,7 @@ mod tests {
         for vector in VECTORS {
             let packet = hex(vector).split_off(14);
             let udp = packet[0] >> 4 == 4 || packet[6] == PROTOCOL_UDP;
-            let outer = if packet[0] >> 4 == 4 {
-                IPV4_LEN
-            } else {
-                IPV6_LEN
-            };
+            let outer = if packet[0] >> 4 == 4 { IPV4_LEN } else { IPV6_LEN };
             let bth = outer + if udp { UDP_LEN } else { 0 };
             for bit in 0..packet.len() * 8 {
                 let mut damaged = packet.clone();
@@ -455,10 +411,7 @@ mod tests {
         let recovery = IdRecovery::for_total_len(44);
         let computed = icrc_with_id(0, 44, 0x5a);
         for id in 0..=u16::MAX {
-            assert_eq!(
-                recovery.recover(icrc_with_id(id, 44, 0x5a), computed),
-                Some(id)
-            );
+            assert_eq!(recovery.recover(icrc_with_id(id, 44, 0x5a), computed), Some(id));
         }
     }
 
@@ -467,10 +420,7 @@ mod tests {
         for total_len in (44..4200).chain([9000, 65535]) {
             let computed = icrc_with_id(0, total_len, 0x33);
             let received = icrc_with_id(0xbeef, total_len, 0x33);
-            assert_eq!(
-                id_from_icrc(received, computed, total_len - 10),
-                Some(0xbeef)
-            );
+            assert_eq!(id_from_icrc(received, computed, total_len - 10), Some(0xbeef));
         }
     }
 

@@ -234,16 +234,13 @@ impl Opcode {
         let by_kind = match self.kind() {
             Kind::SendLastImm | Kind::SendOnlyImm | Kind::WriteLastImm => header::IMMDT,
             Kind::SendLastInv | Kind::SendOnlyInv => header::IETH,
-            Kind::WriteFirst | Kind::WriteOnly | Kind::ReadRequest | Kind::AtomicWrite => {
-                header::RETH
-            }
+            Kind::WriteFirst | Kind::WriteOnly | Kind::ReadRequest | Kind::AtomicWrite => header::RETH,
             Kind::WriteOnlyImm => header::RETH | header::IMMDT,
             Kind::Flush => header::FETH | header::RETH,
             Kind::CompareSwap | Kind::FetchAdd => header::ATOMICETH,
-            Kind::ReadResponseFirst
-            | Kind::ReadResponseLast
-            | Kind::ReadResponseOnly
-            | Kind::Acknowledge => header::AETH,
+            Kind::ReadResponseFirst | Kind::ReadResponseLast | Kind::ReadResponseOnly | Kind::Acknowledge => {
+                header::AETH
+            }
             Kind::AtomicAcknowledge => header::AETH | header::ATOMICACKETH,
             Kind::SendFirst
             | Kind::SendMiddle
@@ -482,10 +479,7 @@ mod tests {
             };
             known += 1;
             assert_eq!(opcode.value(), byte);
-            assert_eq!(
-                Opcode::from_kind(opcode.transport(), opcode.kind()),
-                Some(opcode)
-            );
+            assert_eq!(Opcode::from_kind(opcode.transport(), opcode.kind()), Some(opcode));
             let class = match byte >> 5 {
                 0 => TransportClass::Rc,
                 1 => TransportClass::Uc,

@@ -1,8 +1,6 @@
 //! A RoCE packet from the BTH to the ICRC, as a UDP payload (or behind a RoCEv1 GRH) carries it.
 
-use crate::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Opcode, ParseError, Reth, XrcEth,
-};
+use crate::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Opcode, ParseError, Reth, XrcEth};
 
 /// Bytes of the ICRC at the end of each packet.
 pub const ICRC_LEN: usize = 4;
@@ -107,11 +105,7 @@ impl<'a> RocePacket<'a> {
     /// The RDMA extended transport header, if the opcode has one.
     #[inline]
     pub fn reth(&self) -> Option<Reth> {
-        let feth = if self.opcode().has_feth() {
-            Feth::LEN
-        } else {
-            0
-        };
+        let feth = if self.opcode().has_feth() { Feth::LEN } else { 0 };
         self.opcode()
             .has_reth()
             .then(|| Reth::parse(self.from(self.after_xrceth() + feth)).ok())?

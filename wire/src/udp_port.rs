@@ -28,10 +28,7 @@ mod tests {
     fn from_queue_pairs() {
         assert_eq!(flow_label(0x11, 0x11), 0x121);
         assert_eq!(source_port(flow_label(0x11, 0x11)), 0xc121);
-        assert_eq!(
-            flow_label(0x12_3456, 0x65_4321),
-            flow_label(0x65_4321, 0x12_3456)
-        );
+        assert_eq!(flow_label(0x12_3456, 0x65_4321), flow_label(0x65_4321, 0x12_3456));
         assert!(flow_label(0xff_ffff, 0xff_fffe) <= 0xf_ffff);
     }
 
