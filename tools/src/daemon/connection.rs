@@ -1,0 +1,163 @@
+//! One connection to the daemon: who is behind it, and what waits to be sent.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ferroce_engine::control::protocol::{self, Hello, Reply, Request, Token};
+use ferroce_engine::control::{DeviceInfo, Refusal};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, UCred, shutdown, sockopt};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+/// Messages that may wait for a client that does not read: an answer to `status` has one per slot.
+const MAX_WAITING: usize = 600;
+
+/// One client.
+pub struct Connection {
+    socket: OwnedFd,
+    /// Becomes readable when the process ends, even if a forked child still has the connection.
+    pub process: Option<OwnedFd>,
+    /// The process, as it was when it connected.
+    pub peer: UCred,
+    /// What it leases.
+    pub lease: Option<LeaseState>,
+    greeted: bool,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+/// A lease as the daemon keeps it.
+pub struct LeaseState {
+    /// The slot.
+    pub slot: u8,
+    /// The device's name.
+    pub device: String,
+    /// Secret of the holder.
+    pub token: Token,
+}
+
+/// What came from a client.
+pub enum Incoming {
+    /// Nothing more now.
+    Nothing,
+    /// Its hello fits.
+    Greeted,
+    /// A request.
+    Request(Request),
+    /// The connection is to be dropped, for this reason.
+    Over(&'static str),
+}
+
+impl Connection {
+    /// Takes a fresh connection.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let peer = sockopt::socket_peercred(&socket)?;
+        // A process of another pid namespace has pid 0 here: then only its connection tells its end.
+        let process = Some(peer.pid)
+            .filter(|pid| pid.as_raw_nonzero().get() > 0)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Ok(Self {
+            socket,
+            process,
+            peer,
+            lease: None,
+            greeted: false,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Process id of the peer.
+    pub fn pid(&self) -> u32 {
+        self.peer.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Says no to a client that is not admitted, and closes.
+    ///
+    /// A close with unread data would reset the connection, and the client would not see why.
+    pub fn refuse(self, refusal: Refusal) {
+        let sent =
+            protocol::send(self.socket(), &Hello::ours().emit(), &[], SendFlags::DONTWAIT).and_then(|()| {
+                protocol::send_message(&self.socket, &Reply::Refused(refusal), SendFlags::DONTWAIT)
+            });
+        if sent.is_ok() && shutdown(&self.socket, Shutdown::Read).is_ok() {
+            while protocol::receive(self.socket(), RecvFlags::DONTWAIT)
+                .is_ok_and(|datagram| !datagram.bytes.is_empty())
+            {}
+        }
+    }
+
+    /// Takes one message.
+    pub fn receive(&mut self) -> Incoming {
+        let datagram = match protocol::receive(self.socket.as_fd(), RecvFlags::DONTWAIT) {
+            Ok(datagram) if datagram.bytes.is_empty() => return Incoming::Over("closed"),
+            Ok(datagram) => datagram,
+            Err(Errno::AGAIN) => return Incoming::Nothing,
+            Err(Errno::MSGSIZE) => return Incoming::Over("message too long"),
+            Err(_) => return Incoming::Over("reset"),
+        };
+        if self.greeted {
+            return protocol::decode(&datagram.bytes).map_or(Incoming::Over("no request"), Incoming::Request);
+        }
+        self.greeted = true;
+        let Some(hello) = Hello::parse(&datagram.bytes) else {
+            return Incoming::Over("no hello");
+        };
+        self.waiting.push_back(Hello::ours().emit());
+        if hello.version == protocol::VERSION {
+            Incoming::Greeted
+        } else {
+            Incoming::Over("other version")
+        }
+    }
+
+    /// Sends a message, now or when there is room; [`Connection::flush`] is to follow.
+    pub fn send(&mut self, reply: &Reply) {
+        self.waiting.push_back(protocol::encode(reply));
+    }
+
+    /// Sends a message only if nothing waits: for what is useless when late.
+    pub fn send_if_idle(&mut self, reply: &Reply) -> bool {
+        let idle = self.waiting.is_empty();
+        if idle {
+            self.send(reply);
+        }
+        idle
+    }
+
+    /// Sends the lease with its socket; false if there was no room.
+    pub fn send_lease(&mut self, lease: LeaseState, device: DeviceInfo, rx: BorrowedFd<'_>) -> bool {
+        let reply = Reply::Leased {
+            slot: lease.slot,
+            token: lease.token,
+            device,
+        };
+        self.lease = Some(lease);
+        protocol::send(
+            self.socket(),
+            &protocol::encode(&reply),
+            &[rx],
+            SendFlags::DONTWAIT,
+        )
+        .is_ok()
+    }
+
+    /// Sends what waits. `Ok(true)` means that some still waits; an error, that the client is lost.
+    pub fn flush(&mut self) -> Result<bool, &'static str> {
+        if self.waiting.len() > MAX_WAITING {
+            return Err("does not read");
+        }
+        while let Some(bytes) = self.waiting.front() {
+            match protocol::send(self.socket.as_fd(), bytes, &[], SendFlags::DONTWAIT) {
+                Ok(()) => drop(self.waiting.pop_front()),
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(_) => return Err("closed"),
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,243 @@
+//! `ferroced`: owner of the devices, QPN slots and the RoCE port of one network namespace.
+//!
+//! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
+//! [`gid`] what the interfaces make of it, [`connection`] one client, [`server`] what clients ask.
+
+mod connection;
+mod devices;
+mod gid;
+mod port;
+mod server;
+mod slots;
+mod sockets;
+mod sys;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ferroce_engine::control::{MAX_SLOT, protocol};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
+use tracing::info;
+
+use crate::netlink::{self, Watch};
+use server::Server;
+use sockets::SlotSockets;
+
+/// How the daemon is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Slots that processes can lease, 1 to 251.
+    pub slots: u8,
+    /// Leave that long after the last client; `None` is to stay.
+    pub idle_exit: Option<Duration>,
+    /// Members of this group are admitted besides root and the daemon's own user.
+    pub group: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            slots: MAX_SLOT,
+            idle_exit: None,
+            group: None,
+        }
+    }
+}
+
+/// Why the daemon can't run.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Another daemon has the name.
+    #[error("a ferroced runs already in this network namespace: `ferroce status` shows it")]
+    Running,
+    /// Another program has the RoCE port.
+    #[error("UDP port 4791 is taken by {0}: end that program, or run ferroced in another network namespace")]
+    PortTaken(String),
+    /// A system call failed.
+    #[error("ferroced can't start: {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+}
+
+impl DaemonError {
+    fn io(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// What a descriptor in the poll set belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Listener,
+    Interfaces,
+    Signals,
+    /// Connection with this id.
+    Connection(u32),
+    /// The process behind the connection with this id.
+    Process(u32),
+    /// The process that asked by this hold to stay.
+    Hold(u32),
+}
+
+impl Source {
+    fn to_data(self) -> EventData {
+        let (kind, id) = match self {
+            Self::Listener => (0u32, 0),
+            Self::Interfaces => (1, 0),
+            Self::Signals => (2, 0),
+            Self::Connection(id) => (3, id),
+            Self::Process(id) => (4, id),
+            Self::Hold(id) => (5, id),
+        };
+        EventData::new_u64(u64::from(kind) << 32 | u64::from(id))
+    }
+
+    fn from_data(data: EventData) -> Self {
+        let id = data.u64() as u32;
+        match data.u64() >> 32 {
+            0 => Self::Listener,
+            1 => Self::Interfaces,
+            2 => Self::Signals,
+            3 => Self::Connection(id),
+            4 => Self::Process(id),
+            _ => Self::Hold(id),
+        }
+    }
+}
+
+/// The descriptors that the daemon waits for.
+struct PollSet(OwnedFd);
+
+impl PollSet {
+    fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    fn add(&self, fd: impl AsFd, source: Source) -> io::Result<()> {
+        Ok(epoll::add(&self.0, fd, source.to_data(), EventFlags::IN)?)
+    }
+
+    /// Waits for room to send as well, or no longer.
+    fn want_write(&self, fd: impl AsFd, source: Source, wanted: bool) -> io::Result<()> {
+        let flags = if wanted {
+            EventFlags::IN | EventFlags::OUT
+        } else {
+            EventFlags::IN
+        };
+        Ok(epoll::modify(&self.0, fd, source.to_data(), flags)?)
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> io::Result<Vec<(Source, EventFlags)>> {
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        let mut events = Vec::with_capacity(64);
+        match epoll::wait(
+            &self.0,
+            rustix::buffer::spare_capacity(&mut events),
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(events
+            .iter()
+            .map(|event| (Source::from_data(event.data), event.flags))
+            .collect())
+    }
+}
+
+/// A daemon that has everything it needs and serves when [`Daemon::run`] is called.
+pub struct Daemon {
+    server: Server,
+    listener: OwnedFd,
+    watch: Watch,
+    /// Kept open for the poll set.
+    _signals: OwnedFd,
+}
+
+impl Daemon {
+    /// Takes the daemon's name, the RoCE port and the devices of this network namespace.
+    pub fn new(options: &Options) -> Result<Self, DaemonError> {
+        let listener = take_name()?;
+        let signals = sys::termination_signals().map_err(DaemonError::io("signalfd"))?;
+        let sockets =
+            SlotSockets::open(options.slots.clamp(1, MAX_SLOT) + 1).map_err(|error| match error.kind() {
+                io::ErrorKind::AddrInUse => DaemonError::PortTaken(port::owner_of_roce_port()),
+                _ => DaemonError::io("open UDP port 4791")(error),
+            })?;
+        let poll = PollSet::new().map_err(DaemonError::io("epoll"))?;
+        let watch = Watch::new().map_err(DaemonError::io("rtnetlink"))?;
+        for (fd, source) in [
+            (listener.as_fd(), Source::Listener),
+            (signals.as_fd(), Source::Signals),
+            (watch.as_fd(), Source::Interfaces),
+        ] {
+            poll.add(fd, source).map_err(DaemonError::io("epoll"))?;
+        }
+        let netns = rustix::fs::stat("/proc/self/ns/net")
+            .map_err(|error| DaemonError::io("/proc/self/ns/net")(error.into()))?
+            .st_ino;
+        let mut server = Server::new(options, poll, sockets, netns, PathBuf::new());
+        server.follow(netlink::interfaces().map_err(DaemonError::io("rtnetlink"))?);
+        // From here on a connection waits for us instead of being refused.
+        listen(&listener, 128).map_err(|error| DaemonError::io("listen")(error.into()))?;
+        Ok(Self {
+            server,
+            listener,
+            watch,
+            _signals: signals,
+        })
+    }
+
+    /// Serves until a signal, or until it has been idle for long enough.
+    pub fn run(mut self) -> Result<(), DaemonError> {
+        self.serve().map_err(DaemonError::io("serve"))
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            if self.server.idle_for_good() {
+                info!("no client any more");
+                return Ok(());
+            }
+            for (source, flags) in self.server.wait()? {
+                match source {
+                    Source::Signals => {
+                        info!("ended by a signal");
+                        return Ok(());
+                    }
+                    Source::Interfaces => {
+                        self.watch.drain()?;
+                        self.server.follow(netlink::interfaces()?);
+                    }
+                    Source::Listener => self.server.accept(self.listener.as_fd()),
+                    Source::Connection(id) => self.server.connection_ready(id, flags),
+                    Source::Process(id) => self.server.process_ended(id),
+                    Source::Hold(id) => self.server.hold_ended(id),
+                }
+            }
+            self.server.expire(Instant::now());
+        }
+    }
+}
+
+/// Binds the daemon's socket: who does it first is the daemon of this network namespace.
+fn take_name() -> Result<OwnedFd, DaemonError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|error| DaemonError::io("socket")(error.into()))?;
+    match bind(&listener, &protocol::address()) {
+        Ok(()) => Ok(listener),
+        Err(Errno::ADDRINUSE) => Err(DaemonError::Running),
+        Err(error) => Err(DaemonError::io("bind")(error.into())),
+    }
+}

@@ -1,0 +1,189 @@
+//! The UDP sockets of all slots: one SO_REUSEPORT group on port 4791, steered by the QPN's slot.
+//!
+//! The kernel keeps the group's sockets in the order of their `bind`, and a classic BPF program
+//! gives the index for each datagram: bits 16..24 of the destination QPN (IBTA 9.2.8), which are
+//! the slot. A closed socket would make the last one move to its index, so all are made at the
+//! start and the daemon keeps a duplicate of each. A slot that nobody leases has a second filter,
+//! of the socket itself, that rejects everything in the kernel.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ipproto, recv, socket_with, sockopt,
+};
+
+use super::sys;
+
+/// The UDP port of RoCE v2 (IBTA annex A17).
+pub const ROCE_PORT: u16 = 4791;
+/// Receive buffer asked for, in bytes; the kernel doubles it and may grant less.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// The sockets of all slots; the position is the slot.
+pub struct SlotSockets(Vec<OwnedFd>);
+
+impl SlotSockets {
+    /// Makes `count` sockets, all closed to traffic. `EADDRINUSE` if anyone else has the port.
+    pub fn open(count: u8) -> io::Result<Self> {
+        let family = family()?;
+        // A socket without SO_REUSEPORT can't join a group: this finds any other user of the port.
+        bind_port(&new_socket(family)?, family)?;
+        let mut sockets = Vec::with_capacity(usize::from(count));
+        for slot in 0..count {
+            let socket = new_socket(family)?;
+            configure(socket.as_fd(), family)?;
+            reject_all(socket.as_fd())?;
+            sockopt::set_socket_reuseport(&socket, true)?;
+            bind_port(&socket, family)?;
+            if slot == 0 {
+                steer_by_slot(socket.as_fd(), count)?;
+            }
+            sockets.push(socket);
+        }
+        Ok(Self(sockets))
+    }
+
+    /// The socket of a slot, if there is such a slot.
+    pub fn get(&self, slot: u8) -> Option<BorrowedFd<'_>> {
+        self.0.get(usize::from(slot)).map(AsFd::as_fd)
+    }
+
+    /// Opens the slot to traffic, with an empty queue.
+    pub fn accept_traffic(&self, slot: u8) -> io::Result<BorrowedFd<'_>> {
+        let socket = self.get(slot).ok_or(io::ErrorKind::NotFound)?;
+        drain(socket)?;
+        sys::set_integer(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)?;
+        Ok(socket)
+    }
+
+    /// Closes the slot to traffic, and drops what waits in its queue.
+    pub fn reject_traffic(&self, slot: u8) -> io::Result<()> {
+        let socket = self.get(slot).ok_or(io::ErrorKind::NotFound)?;
+        reject_all(socket)?;
+        drain(socket)
+    }
+
+    /// Receive buffer of a slot in bytes, as the kernel counts it.
+    pub fn receive_buffer(&self) -> u32 {
+        self.0
+            .first()
+            .and_then(|socket| sockopt::socket_recv_buffer_size(socket).ok())
+            .unwrap_or(0) as u32
+    }
+}
+
+/// IPv6 sockets serve both protocols, unless the kernel has no IPv6.
+fn family() -> io::Result<AddressFamily> {
+    match socket_with(
+        AddressFamily::INET6,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    ) {
+        Ok(_) => Ok(AddressFamily::INET6),
+        Err(Errno::AFNOSUPPORT) => Ok(AddressFamily::INET),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    Ok(socket)
+}
+
+fn bind_port(socket: &OwnedFd, family: AddressFamily) -> io::Result<()> {
+    if family == AddressFamily::INET6 {
+        bind(socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, ROCE_PORT, 0, 0))?;
+    } else {
+        bind(socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, ROCE_PORT))?;
+    }
+    Ok(())
+}
+
+/// Sets what every engine needs to know of a datagram.
+fn configure(socket: BorrowedFd<'_>, family: AddressFamily) -> io::Result<()> {
+    if sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER).is_err() {
+        sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER)?;
+    }
+    sys::set_integer(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    sys::set_integer(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    sys::set_integer(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+    sys::set_integer(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+    sys::set_integer(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_MTU_DISCOVER,
+        libc::IP_PMTUDISC_PROBE,
+    )?;
+    if family == AddressFamily::INET6 {
+        const UDP_NO_CHECK6_RX: libc::c_int = 102; // linux/udp.h
+        sys::set_integer(socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+        sys::set_integer(
+            socket,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        )?;
+    }
+    Ok(())
+}
+
+const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// Gives the group its program: the index is the slot of the destination QPN, or 0 if there is no
+/// such slot. It sees the UDP payload; one too short for a BTH ends the program with 0.
+fn steer_by_slot(socket: BorrowedFd<'_>, count: u8) -> io::Result<()> {
+    let program = [
+        statement(LOAD_WORD, 4),
+        statement(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 16),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff),
+        jump(
+            libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K,
+            u32::from(count),
+            0,
+            1,
+        ),
+        statement(RETURN, 0),
+        statement(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    sys::attach_program(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+}
+
+fn reject_all(socket: BorrowedFd<'_>) -> io::Result<()> {
+    sys::attach_program(socket, libc::SO_ATTACH_FILTER, &[statement(RETURN, 0)])
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    jump(code, k, 0, 0)
+}
+
+fn jump(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    }
+}
+
+fn drain(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut byte = [0u8; 1];
+    loop {
+        match recv(socket, &mut byte[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            Err(Errno::AGAIN) => return Ok(()),
+            Ok(_) | Err(Errno::INTR | Errno::CONNREFUSED) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

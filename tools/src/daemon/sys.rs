@@ -1,0 +1,117 @@
+//! The few system calls of the daemon that no crate at hand wraps.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of, size_of_val};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `setsockopt` of a C integer.
+pub fn set_integer(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set_option(socket, level, name, &value)
+}
+
+/// `setsockopt` of a classic BPF program: `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
+pub fn attach_program(socket: BorrowedFd<'_>, name: i32, program: &[libc::sock_filter]) -> io::Result<()> {
+    let length = program
+        .len()
+        .try_into()
+        .map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog {
+        len: length,
+        filter: program.as_ptr().cast_mut(),
+    };
+    set_option(socket, libc::SOL_SOCKET, name, &program)
+}
+
+fn set_option<T>(socket: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let length = size_of_val(value) as libc::socklen_t;
+    // SAFETY: pointer and length are those of one live value, which the kernel only reads; the
+    // filter pointer of a `sock_fprog` is that of a live slice of the length beside it.
+    checked(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            length,
+        )
+    })
+    .map(drop)
+}
+
+/// The supplementary groups of the peer of a unix socket, as they were when it connected.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes to the live vector, and the new length.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        match checked(result) {
+            Ok(_) => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
+                groups.resize(count, 0)
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Blocks SIGTERM and SIGINT, and gives a descriptor that becomes readable when one arrives.
+pub fn termination_signals() -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigemptyset` initialises the set, which is live for all four calls; the process has
+    // one thread; `signalfd` gives a descriptor that nobody else owns.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        checked(libc::sigprocmask(
+            libc::SIG_BLOCK,
+            set.as_ptr(),
+            std::ptr::null_mut(),
+        ))?;
+        let fd = checked(libc::signalfd(
+            -1,
+            set.as_ptr(),
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        ))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Makes every descriptor from 3 on close-on-exec: a detached daemon must keep no pipe of its
+/// starter open.
+#[expect(dead_code)]
+pub fn close_inherited_on_exec() -> io::Result<()> {
+    // SAFETY: the call changes only descriptor flags.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    } as i32)
+    .map(drop)
+}
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}

@@ -1,0 +1,138 @@
+//! What the tests of the tools share: a fresh network namespace, a daemon in it, helper processes.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use ferroce_engine::control::{Client, ControlError, Lease};
+
+/// Set in a test that was started again inside a namespace of its own.
+const INSIDE: &str = "FERROCE_TEST_INSIDE";
+/// Set in a test binary that is to hold a lease of the device named.
+const HOLD: &str = "FERROCE_TEST_HOLD";
+
+/// True inside a fresh network (and user) namespace with `lo` up. Outside it runs the test of that
+/// name again in one, asserts that it passes, and gives false.
+pub fn in_fresh_namespace(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let status = Command::new("unshare")
+        .args(["-r", "-n", "--kill-child", "--"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .status()
+        .expect("unshare (util-linux) is needed");
+    assert!(status.success(), "{test} failed inside its namespace");
+    false
+}
+
+/// Runs `ip` with these words.
+pub fn ip(words: &str) {
+    let status = Command::new("ip")
+        .args(words.split(' '))
+        .status()
+        .expect("ip (iproute2) is needed");
+    assert!(status.success(), "ip {words}");
+}
+
+/// A running `ferroced`, ended on drop.
+pub struct Daemon(pub Child);
+
+impl Daemon {
+    /// Starts one with `lo` up, and waits until it answers.
+    pub fn start(arguments: &[&str]) -> Self {
+        ip("link set lo up");
+        let child = Command::new(env!("CARGO_BIN_EXE_ferroced"))
+            .args(arguments)
+            .spawn()
+            .unwrap();
+        let mut daemon = Self(child);
+        daemon.wait_until_it_answers();
+        daemon
+    }
+
+    fn wait_until_it_answers(&mut self) {
+        loop {
+            match Client::connect() {
+                Ok(_) => return,
+                Err(ControlError::NoDaemon) => {
+                    assert!(
+                        self.0.try_wait().unwrap().is_none(),
+                        "ferroced ended at its start"
+                    );
+                    std::thread::yield_now();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Another process that holds a lease.
+pub struct Holder {
+    /// The process.
+    pub child: Child,
+    /// Its slot.
+    pub slot: u8,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    /// Starts it; the test binary must have a test `holder` that calls [`hold`].
+    pub fn start(device: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "holder", "--nocapture"])
+            .env(HOLD, device)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let slot = stdout
+            .by_ref()
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("slot ")?.parse().ok());
+        Self {
+            slot: slot.expect("the holder gets a lease"),
+            _stdin: child.stdin.take().unwrap(),
+            _stdout: stdout,
+            child,
+        }
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Lets it end by itself.
+    pub fn finish(mut self) {
+        drop(self.stdin.take());
+        std::io::copy(&mut self.stdout, &mut std::io::sink()).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The body of a [`Holder`]: holds a lease until its standard input ends. No test by itself.
+pub fn hold() {
+    let Some(device) = std::env::var_os(HOLD) else {
+        return;
+    };
+    let lease = Lease::acquire(device.to_str().unwrap()).unwrap();
+    println!("\nslot {}", lease.slot());
+    std::io::stdout().flush().unwrap();
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+}
