@@ -106,8 +106,8 @@ impl Holder {
             .find_map(|line| line.strip_prefix("slot ")?.parse().ok());
         Self {
             slot: slot.expect("the holder gets a lease"),
-            _stdin: child.stdin.take().unwrap(),
-            _stdout: stdout,
+            stdin: child.stdin.take(),
+            stdout,
             child,
         }
     }
