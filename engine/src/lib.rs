@@ -5,7 +5,14 @@
 //! The other half drives it: [`link`]s move batches of packets, [`control`] talks to the daemon that owns the devices.
 
 pub mod control;
+pub mod device;
 pub mod link;
 pub mod memory;
+#[allow(dead_code)] // until the transports use all of it
+mod qp;
+#[allow(dead_code)]
+pub mod queue;
 pub mod time;
+#[allow(dead_code)]
+mod transport;
 pub mod verbs;

@@ -1,5 +1,8 @@
 //! Memory that work requests and remote keys name: how it is reached, and (in `keys`) who may.
 
+#[allow(dead_code)]
+pub(crate) mod keys;
+
 pub mod sim;
 
 /// The part of a range that could not be reached: it is not mapped, or not with the access wanted.

@@ -1,0 +1,135 @@
+//! Packets in, packets out, and time.
+
+use std::cmp::Reverse;
+
+use ferroce_wire::{Opcode, RocePacket, TransportClass};
+
+use super::{Device, Progress};
+use crate::link::{RxPacket, Transmit};
+use crate::qp::Turn;
+use crate::time::Time;
+
+/// Packets of one call of [`Device::transmit`], after which arrivals should be looked at.
+const BATCH: usize = 256;
+
+/// Packets that a QP may send before it is the next one's turn.
+const QUANTUM: usize = 64;
+
+impl Device {
+    /// Takes a packet: completions, events and state follow at once, but what is to be sent because of it waits
+    /// for [`Device::transmit`].
+    pub fn receive(&mut self, now: Time, packet: &RxPacket<'_>) {
+        self.counters.rx_packets += 1;
+        let Ok(roce) = RocePacket::parse(packet.data) else {
+            let known = packet
+                .data
+                .first()
+                .is_none_or(|&byte| Opcode::from_u8(byte).is_some());
+            let reason = if known {
+                &mut self.counters.drop_length
+            } else {
+                &mut self.counters.drop_opcode
+            };
+            *reason += 1;
+            return;
+        };
+        let bth = *roce.bth();
+        if bth.version != 0 {
+            self.counters.drop_version += 1;
+            return;
+        }
+        if roce.opcode().transport() == TransportClass::Cnp {
+            self.counters.rx_cnp += 1;
+            return;
+        }
+        let Ok((qp, mut shared)) = self.qp(now, bth.dest_qpn) else {
+            self.counters.drop_qpn += 1;
+            return;
+        };
+        qp.receive(&mut shared, packet, &roce);
+        self.settle(bth.dest_qpn);
+    }
+
+    /// Runs the timers that are due.
+    pub fn handle_timeouts(&mut self, now: Time) {
+        while let Some(&Reverse((time, qpn))) = self.alarms.peek() {
+            if time > now {
+                break;
+            }
+            self.alarms.pop();
+            let Ok((qp, mut shared)) = self.qp(now, qpn) else {
+                continue;
+            };
+            if qp.alarm != Some(time) {
+                continue;
+            }
+            qp.alarm = None;
+            if qp.deadline().is_some_and(|deadline| deadline <= now) {
+                qp.handle_timeout(&mut shared);
+            }
+            self.settle(qpn);
+        }
+    }
+
+    /// Gives packets to the link: QPs take turns, and each sends its responses before its requests.
+    pub fn transmit(&mut self, now: Time, link: &mut dyn Transmit) -> Progress {
+        let mut left = BATCH;
+        while let Some(qpn) = self.ready.pop_front() {
+            let Ok((qp, mut shared)) = self.qp(now, qpn) else {
+                continue;
+            };
+            let mut quantum = QUANTUM.min(left);
+            let allowed = quantum;
+            let turn = qp.transmit(&mut shared, link, &mut quantum);
+            qp.queued = false;
+            left -= allowed - quantum;
+            match turn {
+                Turn::Idle => self.settle(qpn),
+                Turn::More => {
+                    qp.queued = true;
+                    self.ready.push_back(qpn);
+                    self.settle(qpn);
+                }
+                Turn::Full => {
+                    qp.queued = true;
+                    self.ready.push_front(qpn);
+                    self.settle(qpn);
+                    return Progress::Full;
+                }
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        if self.ready.is_empty() {
+            Progress::Idle
+        } else {
+            Progress::More
+        }
+    }
+
+    /// After a QP changed: puts it into the list of those that have something to send, and sets its alarm.
+    pub(super) fn settle(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(qpn) else { return };
+        if !qp.queued && qp.has_work() {
+            qp.queued = true;
+            self.ready.push_back(qpn);
+        }
+        if let Some(deadline) = qp.deadline()
+            && qp.alarm.is_none_or(|alarm| deadline < alarm)
+        {
+            qp.alarm = Some(deadline);
+            self.alarms.push(Reverse((deadline, qpn)));
+        }
+    }
+
+    /// When [`Device::handle_timeouts`] should be called at the latest; it may find nothing to do then.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.alarms.peek().map(|Reverse((time, _))| *time)
+    }
+
+    /// Counters by name.
+    pub fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.each(out);
+    }
+}

@@ -1,0 +1,141 @@
+//! The device: protection domains, memory regions, queues and queue pairs, driven by packets and time.
+//!
+//! Sans-I/O and deterministic: it reads no clock, owns no socket, thread or randomness beyond its seed. Packets go in
+//! by [`Device::receive`] and out by [`Device::transmit`]; [`Device::next_deadline`] says when
+//! [`Device::handle_timeouts`] has work.
+#![deny(unsafe_code)]
+
+mod config;
+mod counters;
+mod drive;
+mod objects;
+mod pairs;
+mod table;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use ferroce_wire::PathMtu;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rustc_hash::FxHashMap;
+
+pub use crate::qp::QpInit;
+pub use config::{DeviceConfig, Limits, MrInfo, PdId, Progress, SrqAttr, SrqId};
+pub(crate) use counters::Counters;
+
+use crate::memory::Memory;
+use crate::memory::keys::KeyTable;
+use crate::qp::{Qp, Shared};
+use crate::queue::Cq;
+use crate::queue::srq::Srq;
+use crate::time::Time;
+use crate::transport::window::PacketCost;
+use crate::verbs::{AsyncEvent, VerbsError};
+use table::QpTable;
+
+#[cfg(test)]
+mod tests;
+
+/// One engine's device.
+pub struct Device {
+    limits: Limits,
+    mtu: PathMtu,
+    memory: Arc<dyn Memory>,
+    cost: PacketCost,
+    rng: ChaCha12Rng,
+    /// Next PD, CQ and SRQ number.
+    next_id: u64,
+    /// Objects in each PD.
+    pds: FxHashMap<PdId, u32>,
+    keys: KeyTable,
+    /// CQs and how many QPs use each.
+    cqs: FxHashMap<u64, (Arc<Cq>, u32)>,
+    srqs: FxHashMap<SrqId, Srq>,
+    qps: QpTable,
+    events: VecDeque<AsyncEvent>,
+    counters: Counters,
+    /// QPs with something to send, in turn.
+    ready: VecDeque<u32>,
+    /// When QPs want [`Device::handle_timeouts`]; entries may be stale.
+    alarms: BinaryHeap<Reverse<(Time, u32)>>,
+    /// The latest time that a caller gave.
+    now: Time,
+}
+
+impl Device {
+    /// A device without objects.
+    pub fn new(config: DeviceConfig) -> Device {
+        Device {
+            cost: PacketCost::new(&*config.window),
+            limits: config.limits,
+            mtu: config.mtu,
+            memory: config.memory,
+            rng: ChaCha12Rng::from_seed(config.seed),
+            next_id: 1,
+            pds: FxHashMap::default(),
+            keys: KeyTable::default(),
+            cqs: FxHashMap::default(),
+            srqs: FxHashMap::default(),
+            qps: QpTable::new(config.slot),
+            events: VecDeque::new(),
+            counters: Counters::default(),
+            ready: VecDeque::new(),
+            alarms: BinaryHeap::new(),
+            now: Time::ZERO,
+        }
+    }
+
+    /// What the device can do at most.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The largest path MTU of its QPs, and the payload of a UD packet.
+    pub fn mtu(&self) -> PathMtu {
+        self.mtu
+    }
+
+    /// Changes the largest path MTU of QPs that are connected from now on (the interface's MTU changed).
+    pub fn set_mtu(&mut self, mtu: PathMtu) {
+        self.mtu = mtu;
+    }
+
+    /// The next asynchronous event.
+    pub fn take_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop_front()
+    }
+
+    /// A number for a new object, and for nothing else ever.
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// A QP, and the parts of the device it works with.
+    fn qp(&mut self, now: Time, qpn: u32) -> Result<(&mut Qp, Shared<'_>), VerbsError> {
+        self.now = self.now.max(now);
+        let qp = self.qps.get_mut(qpn).ok_or(VerbsError::NotFound)?;
+        let shared = Shared {
+            now,
+            memory: &*self.memory,
+            keys: &self.keys,
+            srqs: &mut self.srqs,
+            events: &mut self.events,
+            counters: &mut self.counters,
+            cost: &self.cost,
+        };
+        Ok((qp, shared))
+    }
+
+    /// A random key that no region has.
+    fn new_key(&mut self) -> u32 {
+        loop {
+            let key = self.rng.next_u32();
+            if key != 0 && !self.keys.contains(key) {
+                return key;
+            }
+        }
+    }
+}

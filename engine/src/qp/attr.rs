@@ -1,0 +1,140 @@
+//! Changing and reading a QP's attributes.
+
+use ferroce_wire::{PathMtu, Psn};
+
+use super::state::check_transition;
+use super::{Qp, Shared};
+use crate::device::Limits;
+use crate::verbs::{QpAttr, QpAttrMask as M, QpState, VerbsError};
+
+impl Qp {
+    /// Changes the attributes named by `mask`; nothing if any of them is wrong. `path_mtu` is the device's.
+    pub fn modify(
+        &mut self,
+        shared: &mut Shared<'_>,
+        limits: &Limits,
+        path_mtu: PathMtu,
+        new: &QpAttr,
+        mask: M,
+    ) -> Result<(), VerbsError> {
+        if mask.contains(M::CUR_STATE) && new.cur_state != self.state {
+            return Err(VerbsError::Invalid);
+        }
+        let target = if mask.contains(M::STATE) {
+            new.state
+        } else {
+            self.state
+        };
+        check_transition(self.init.qp_type, self.state, target, mask)?;
+        check_values(limits, path_mtu, new, mask)?;
+        self.assign(new, mask);
+        self.enter(shared, target);
+        Ok(())
+    }
+
+    /// Stores the attributes of the mask.
+    fn assign(&mut self, new: &QpAttr, mask: M) {
+        let attr = &mut self.attr;
+        macro_rules! set {
+            ($($bit:ident => $field:ident),* $(,)?) => {
+                $(if mask.contains(M::$bit) { attr.$field = new.$field; })*
+            };
+        }
+        set!(
+            EN_SQD_ASYNC_NOTIFY => sqd_async_notify,
+            ACCESS_FLAGS => access,
+            PKEY_INDEX => pkey_index,
+            PORT => port,
+            QKEY => qkey,
+            AV => path,
+            PATH_MTU => path_mtu,
+            TIMEOUT => timeout,
+            RETRY_CNT => retry_cnt,
+            RNR_RETRY => rnr_retry,
+            MAX_QP_RD_ATOMIC => max_rd_atomic,
+            MIN_RNR_TIMER => min_rnr_timer,
+            MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
+            DEST_QPN => dest_qpn,
+            RATE_LIMIT => rate_limit,
+        );
+        if mask.contains(M::RQ_PSN) {
+            attr.rq_psn = Psn::new(new.rq_psn).value();
+            self.responder.start(Psn::new(new.rq_psn));
+        }
+        if mask.contains(M::SQ_PSN) {
+            attr.sq_psn = Psn::new(new.sq_psn).value();
+            self.requester.start(Psn::new(new.sq_psn));
+        }
+        if let (true, Some(mtu)) = (mask.contains(M::PATH_MTU), mtu_of(new.path_mtu)) {
+            self.mtu = mtu.bytes() as u32;
+        }
+    }
+
+    /// Does what a change of state entails.
+    fn enter(&mut self, shared: &mut Shared<'_>, target: QpState) {
+        match target {
+            QpState::Reset => self.reset(shared),
+            QpState::Err => self.enter_error(shared),
+            _ => self.state = target,
+        }
+    }
+
+    /// Forgets all work and completions, as new.
+    fn reset(&mut self, shared: &mut Shared<'_>) {
+        self.release_active(shared);
+        self.sq.clear();
+        self.rq.clear();
+        self.requester.stop();
+        self.responder.reset();
+        self.init.send_cq.remove_qp(self.qpn);
+        self.init.recv_cq.remove_qp(self.qpn);
+        self.attr = QpAttr {
+            cap: self.attr.cap,
+            ..QpAttr::default()
+        };
+        self.state = QpState::Reset;
+    }
+
+    /// The attributes as they are.
+    pub fn query(&self) -> QpAttr {
+        QpAttr {
+            state: self.state,
+            cur_state: self.state,
+            sq_psn: self.requester.next_psn().value(),
+            rq_psn: self.responder.expected_psn().value(),
+            sq_draining: self.state == QpState::Sqd && self.requester.outstanding(),
+            ..self.attr
+        }
+    }
+}
+
+/// The path MTU of a verbs code.
+fn mtu_of(code: u32) -> Option<PathMtu> {
+    PathMtu::from_code(u8::try_from(code).ok()?)
+}
+
+/// Whether the values in the mask are ones that a QP can have: EINVAL if not.
+fn check_values(limits: &Limits, path_mtu: PathMtu, new: &QpAttr, mask: M) -> Result<(), VerbsError> {
+    if mask.intersects(M::ALT_PATH | M::PATH_MIG_STATE) {
+        return Err(VerbsError::NotSupported);
+    }
+    let fits = |bit: M, ok: bool| !mask.contains(bit) || ok;
+    let ok = fits(M::PORT, new.port == 1)
+        && fits(M::PKEY_INDEX, new.pkey_index == 0)
+        && fits(M::AV, new.path.is_some())
+        && fits(
+            M::PATH_MTU,
+            mtu_of(new.path_mtu).is_some_and(|mtu| mtu <= path_mtu),
+        )
+        && fits(M::DEST_QPN, new.dest_qpn < 1 << 24)
+        && fits(M::TIMEOUT, new.timeout < 32)
+        && fits(M::RETRY_CNT, new.retry_cnt < 8)
+        && fits(M::RNR_RETRY, new.rnr_retry < 8)
+        && fits(M::MIN_RNR_TIMER, new.min_rnr_timer < 32)
+        && fits(M::MAX_QP_RD_ATOMIC, new.max_rd_atomic <= limits.max_rd_atomic)
+        && fits(
+            M::MAX_DEST_RD_ATOMIC,
+            new.max_dest_rd_atomic <= limits.max_rd_atomic,
+        );
+    if ok { Ok(()) } else { Err(VerbsError::Invalid) }
+}

@@ -1,0 +1,164 @@
+//! Queue pairs: attributes, queues, and the two halves of the transport.
+
+mod attr;
+mod flush;
+mod post;
+mod state;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ferroce_wire::TransportClass;
+use rustc_hash::FxHashMap;
+
+use crate::device::{Counters, PdId, SrqId};
+use crate::memory::Memory;
+use crate::memory::keys::KeyTable;
+use crate::queue::Cq;
+use crate::queue::rq::RecvQueue;
+use crate::queue::sq::SendQueue;
+use crate::queue::srq::Srq;
+use crate::time::Time;
+use crate::transport::requester::Requester;
+use crate::transport::responder::Responder;
+use crate::transport::window::PacketCost;
+use crate::verbs::{AsyncEvent, QpAttr, QpCap, QpState, QpType, Wc};
+
+/// How a QP is made.
+#[derive(Clone, Debug)]
+pub struct QpInit {
+    /// Protection domain.
+    pub pd: PdId,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Queue sizes wanted, or granted (query).
+    pub cap: QpCap,
+    /// Where sends complete.
+    pub send_cq: Arc<Cq>,
+    /// Where receives complete.
+    pub recv_cq: Arc<Cq>,
+    /// Receives come from this SRQ instead of the QP's own queue.
+    pub srq: Option<SrqId>,
+    /// Every send gives a completion.
+    pub sq_sig_all: bool,
+}
+
+/// The parts of the device that a QP works with.
+pub(crate) struct Shared<'a> {
+    pub now: Time,
+    pub memory: &'a dyn Memory,
+    pub keys: &'a KeyTable,
+    pub srqs: &'a mut FxHashMap<SrqId, Srq>,
+    pub events: &'a mut VecDeque<AsyncEvent>,
+    pub counters: &'a mut Counters,
+    pub cost: &'a PacketCost,
+}
+
+/// How a QP's turn to send ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing more to send now.
+    Idle,
+    /// The quantum is used up.
+    More,
+    /// The link is full.
+    Full,
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub qpn: u32,
+    pub init: QpInit,
+    pub attr: QpAttr,
+    pub state: QpState,
+    /// Payload bytes of a full packet.
+    pub mtu: u32,
+    pub sq: SendQueue,
+    pub rq: RecvQueue,
+    pub requester: Requester,
+    pub responder: Responder,
+    /// It waits in the device's list of QPs with something to send.
+    pub queued: bool,
+    /// When the earliest entry of the device's timer heap for this QP is due.
+    pub alarm: Option<Time>,
+}
+
+impl Qp {
+    /// A QP in RESET.
+    pub fn new(qpn: u32, init: QpInit, mtu: u32) -> Qp {
+        let cap = init.cap;
+        let ud = (init.qp_type == QpType::Ud).then_some(crate::transport::ud::NOWHERE);
+        Qp {
+            qpn,
+            attr: QpAttr {
+                cap,
+                ..QpAttr::default()
+            },
+            state: QpState::Reset,
+            mtu,
+            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data, ud),
+            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            requester: Requester::default(),
+            responder: Responder::new(cap.max_recv_sge),
+            queued: false,
+            alarm: None,
+            init,
+        }
+    }
+
+    /// The class of opcodes that it speaks.
+    pub fn class(&self) -> TransportClass {
+        match self.init.qp_type {
+            QpType::Rc => TransportClass::Rc,
+            QpType::Uc => TransportClass::Uc,
+            QpType::Ud => TransportClass::Ud,
+            QpType::XrcSend | QpType::XrcRecv => TransportClass::Xrc,
+        }
+    }
+
+    /// Whether there may be something to send now.
+    pub fn has_work(&self) -> bool {
+        self.state == QpState::Rts && self.requester.has_work()
+    }
+
+    /// When a timer runs out.
+    pub fn deadline(&self) -> Option<Time> {
+        self.requester.deadline()
+    }
+
+    /// Whether packets are taken.
+    pub fn receives(&self) -> bool {
+        matches!(
+            self.state,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        )
+    }
+
+    /// Puts a completion of a send into its CQ.
+    pub fn push_send(&self, shared: &mut Shared<'_>, wc: Wc) {
+        let wc = Wc {
+            qp_num: self.qpn,
+            timestamp: shared.now.as_nanos(),
+            ..wc
+        };
+        if self.init.send_cq.push(wc, false).is_err() {
+            shared
+                .events
+                .push_back(AsyncEvent::CqError(self.init.send_cq.id()));
+        }
+    }
+
+    /// Puts a completion of a receive into its CQ.
+    pub fn push_recv(&self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
+        let wc = Wc {
+            qp_num: self.qpn,
+            timestamp: shared.now.as_nanos(),
+            ..wc
+        };
+        if self.init.recv_cq.push(wc, solicited).is_err() {
+            shared
+                .events
+                .push_back(AsyncEvent::CqError(self.init.recv_cq.id()));
+        }
+    }
+}

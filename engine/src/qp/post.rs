@@ -1,0 +1,69 @@
+//! Posting work requests: what a QP of each type and state takes.
+
+use super::{Qp, Shared};
+use crate::verbs::{Operation, QpState, QpType, RecvWr, SendFlags, SendWr, VerbsError};
+
+impl Qp {
+    /// Posts a send. The queue is as it was if that fails.
+    pub fn post_send(
+        &mut self,
+        shared: &mut Shared<'_>,
+        wr: &SendWr<'_>,
+        max_message: u32,
+    ) -> Result<(), VerbsError> {
+        let flush = match self.state {
+            QpState::Rts | QpState::Sqd => false,
+            QpState::Err | QpState::Sqe => true,
+            QpState::Reset | QpState::Init | QpState::Rtr => return Err(VerbsError::Invalid),
+        };
+        self.check_operation(wr)?;
+        let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let most = match self.init.qp_type {
+            QpType::Ud => self.mtu,
+            _ => max_message,
+        };
+        if length > u64::from(most) || inline && length > self.sq.max_inline() as u64 {
+            return Err(VerbsError::Invalid);
+        }
+        // Data that is copied at once may lie in any number of pieces.
+        self.sq.check(if inline { 0 } else { wr.sges.len() })?;
+        if flush {
+            self.flushed_send(shared, wr.wr_id);
+            return Ok(());
+        }
+        let length = length as u32;
+        let packets = length.div_ceil(self.mtu).max(1);
+        let numbers = self.requester.numbers(packets);
+        self.sq
+            .post(wr, length, numbers, |addr, into| shared.memory.read(addr, into))?;
+        self.requester.posted(packets);
+        Ok(())
+    }
+
+    /// Whether the type of QP has this operation, in this form.
+    fn check_operation(&self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        let qp_type = self.init.qp_type;
+        let connected = matches!(qp_type, QpType::Rc | QpType::Uc);
+        match wr.operation {
+            Operation::Send | Operation::SendImm(_) if connected => Ok(()),
+            Operation::Send | Operation::SendImm(_) if qp_type == QpType::Ud && wr.ud.is_some() => Ok(()),
+            _ => Err(VerbsError::Invalid),
+        }
+    }
+
+    /// Posts a receive to the QP's own queue.
+    pub fn post_recv(&mut self, shared: &mut Shared<'_>, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        if self.state == QpState::Reset || self.init.srq.is_some() {
+            return Err(VerbsError::Invalid);
+        }
+        if self.state == QpState::Err {
+            if wr.sges.len() > self.rq.max_sge() as usize {
+                return Err(VerbsError::Invalid);
+            }
+            self.flushed_recv(shared, wr.wr_id);
+            return Ok(());
+        }
+        self.rq.post(wr)
+    }
+}
