@@ -1,0 +1,89 @@
+//! The descriptors that the provider answers for.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_ulong, c_void};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// What answers the calls on a descriptor; `None` leaves the call to the kernel, an error is an errno.
+pub trait Descriptor: Any + Send + Sync {
+    /// `write`, which takes all bytes or fails.
+    fn write(&self, _bytes: &[u8]) -> Option<Result<(), c_int>> {
+        None
+    }
+
+    /// `ioctl`.
+    ///
+    /// # Safety
+    /// `argument` must be what the request asks for.
+    unsafe fn ioctl(&self, _request: c_ulong, _argument: *mut c_void) -> Option<Result<(), c_int>> {
+        None
+    }
+}
+
+static DESCRIPTORS: Mutex<BTreeMap<RawFd, Arc<dyn Descriptor>>> = Mutex::new(BTreeMap::new());
+
+/// Makes `descriptor` answer for `fd`, until libibverbs closes it.
+pub fn insert(fd: RawFd, descriptor: Arc<dyn Descriptor>) {
+    let old = DESCRIPTORS.lock().insert(fd, descriptor);
+    drop(old); // outside of the lock: it may close descriptors
+}
+
+/// What answers for `fd`.
+pub fn get(fd: RawFd) -> Option<Arc<dyn Descriptor>> {
+    DESCRIPTORS.lock().get(&fd).cloned()
+}
+
+/// What answers for `fd`, if it is a `T`.
+pub fn get_as<T: Descriptor>(fd: RawFd) -> Option<Arc<T>> {
+    let descriptor: Arc<dyn Any + Send + Sync> = get(fd)?;
+    descriptor.downcast().ok()
+}
+
+/// Ends that something answers for `fd`.
+pub fn remove(fd: RawFd) -> Option<Arc<dyn Descriptor>> {
+    DESCRIPTORS.lock().remove(&fd)
+}
+
+/// Locks the table for the time of a fork, so that the child does not inherit it locked by another thread.
+pub fn before_fork() {
+    std::mem::forget(DESCRIPTORS.lock());
+}
+
+/// Ends what [`before_fork`] began, in parent and child.
+///
+/// # Safety
+/// The calling thread must have called [`before_fork`], or be the copy of the thread that did.
+pub unsafe fn after_fork() {
+    // SAFETY: the caller says that the lock is held, and the guard was forgotten.
+    unsafe { DESCRIPTORS.force_unlock() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Refuses;
+    impl Descriptor for Refuses {
+        fn write(&self, _: &[u8]) -> Option<Result<(), c_int>> {
+            Some(Err(libc::EIO))
+        }
+    }
+    struct Other;
+    impl Descriptor for Other {}
+
+    #[test]
+    fn a_descriptor_is_found_by_number_and_kind() {
+        let fd = 1_000_000;
+        insert(fd, Arc::new(Refuses));
+        assert_eq!(get(fd).unwrap().write(b"x"), Some(Err(libc::EIO)));
+        assert!(get_as::<Refuses>(fd).is_some());
+        assert!(get_as::<Other>(fd).is_none());
+        assert!(remove(fd).is_some());
+        assert!(get(fd).is_none());
+        assert!(remove(fd).is_none());
+    }
+}

@@ -1,0 +1,3 @@
+//! The verbs: one file per object.
+
+pub mod event_pipe;
