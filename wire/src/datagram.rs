@@ -124,12 +124,6 @@ impl Network {
     fn parse_ipv4(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let (ip, rest) =
             Ipv4Header::from_slice(bytes).map_err(|_| ParseError::NotRoce("no sound IPv4 header"))?;
-        if !ip.options.is_empty() {
-            return Err(ParseError::Field {
-                what: "IPv4 header length",
-                value: ip.ihl().into(),
-            });
-        }
         if ip.protocol != IpNumber::UDP {
             return Err(ParseError::NotRoce("IPv4 protocol is not UDP"));
         }
@@ -138,6 +132,12 @@ impl Network {
         }
         let end = usize::from(ip.total_len);
         let udp = parse_udp(rest, end.saturating_sub(Ipv4Header::MIN_LEN))?;
+        if !ip.options.is_empty() {
+            return Err(ParseError::Field {
+                what: "IPv4 header length",
+                value: ip.ihl().into(),
+            });
+        }
         let network = Self::Ipv4 {
             tos: ip.dscp.value() << 2 | ip.ecn.value(),
             id: ip.identification,
@@ -285,15 +285,12 @@ impl Network {
 
 /// Reads a UDP header that is to have `udp_len` bytes with its payload.
 fn parse_udp(bytes: &[u8], udp_len: usize) -> Result<Udp, ParseError> {
-    let truncated = ParseError::Truncated {
-        what: "UDP",
-        need: udp_len,
+    let truncated = |need| ParseError::Truncated {
+        what: "UDP packet",
+        need,
         have: bytes.len(),
     };
-    if bytes.len() < udp_len {
-        return Err(truncated);
-    }
-    let (udp, _) = UdpHeader::from_slice(bytes).map_err(|_| truncated)?;
+    let (udp, _) = UdpHeader::from_slice(bytes).map_err(|_| truncated(UdpHeader::LEN))?;
     if udp.destination_port != ROCE_V2_PORT {
         return Err(ParseError::NotRoce("UDP destination port is not 4791"));
     }
@@ -302,6 +299,9 @@ fn parse_udp(bytes: &[u8], udp_len: usize) -> Result<Udp, ParseError> {
             what: "UDP length",
             value: udp.length.into(),
         });
+    }
+    if bytes.len() < udp_len {
+        return Err(truncated(udp_len));
     }
     Ok(Udp {
         src_port: udp.source_port,

@@ -19,7 +19,8 @@ pub struct Rep {
     pub vendor_id: u32,
     /// Bytes 16-18: end-to-end context, RD only.
     pub local_eecn: u32,
-    /// Bytes 20-22: the first PSN that the sender will send.
+    /// Bytes 20-22: the first PSN that the receiver of this message is to send, so the one the
+    /// sender expects.
     pub starting_psn: Psn,
     /// Byte 24: READs and atomics that the sender takes at once.
     pub responder_resources: u8,

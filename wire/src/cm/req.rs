@@ -35,7 +35,8 @@ pub struct Req {
     pub transport: ServiceType,
     /// Byte 43 bit 0: the sender uses end-to-end credits.
     pub end_to_end_flow_control: bool,
-    /// Bytes 44-46: the first PSN that the sender will send.
+    /// Bytes 44-46: the first PSN that the receiver of this message is to send, so the one the
+    /// sender expects.
     pub starting_psn: Psn,
     /// Byte 47 bits 7..3: time within which the sender will answer, 4.096 us x 2^t.
     pub local_cm_response_timeout: u8,
