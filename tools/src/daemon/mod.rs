@@ -1,20 +1,22 @@
 //! `ferroced`: owner of the devices, QPN slots and the RoCE port of one network namespace.
 //!
 //! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
-//! [`gid`] what the interfaces make of it, [`connection`] one client, [`server`] what clients ask.
+//! [`gid`] what the interfaces make of it, [`tree`] and [`picture`] what programs see of it,
+//! [`connection`] one client, [`server`] what clients ask.
 
 mod connection;
 mod devices;
 mod gid;
+mod picture;
 mod port;
 mod server;
 mod slots;
 mod sockets;
 mod sys;
+mod tree;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::{MAX_SLOT, protocol};
@@ -27,6 +29,7 @@ use tracing::info;
 use crate::netlink::{self, Watch};
 use server::Server;
 use sockets::SlotSockets;
+use tree::Tree;
 
 /// How the daemon is to run.
 #[derive(Clone, Debug)]
@@ -186,7 +189,9 @@ impl Daemon {
         let netns = rustix::fs::stat("/proc/self/ns/net")
             .map_err(|error| DaemonError::io("/proc/self/ns/net")(error.into()))?
             .st_ino;
-        let mut server = Server::new(options, poll, sockets, netns, PathBuf::new());
+        let tree =
+            Tree::create(netns, options.group.is_some()).map_err(DaemonError::io("make the device tree"))?;
+        let mut server = Server::new(options, poll, sockets, netns, tree);
         server.follow(netlink::interfaces().map_err(DaemonError::io("rtnetlink"))?);
         // From here on a connection waits for us instead of being refused.
         listen(&listener, 128).map_err(|error| DaemonError::io("listen")(error.into()))?;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::protocol::{
@@ -13,13 +12,14 @@ use ferroce_engine::control::{Refusal, Report};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::connection::{Connection, Incoming, LeaseState};
 use super::devices::{Change, Devices};
 use super::port::command_name;
 use super::slots::FreeSlots;
 use super::sockets::SlotSockets;
+use super::tree::Tree;
 use super::{Options, PollSet, Source, sys};
 use crate::netlink::Interfaces;
 
@@ -43,7 +43,7 @@ pub struct Server {
     group: Option<u32>,
     idle_exit: Option<Duration>,
     idle_since: Instant,
-    tree: PathBuf,
+    tree: Tree,
 }
 
 /// A `ferroce status` that waits for reports.
@@ -57,7 +57,7 @@ struct Query {
 
 impl Server {
     /// A server without devices and clients.
-    pub fn new(options: &Options, poll: PollSet, sockets: SlotSockets, netns: u64, tree: PathBuf) -> Self {
+    pub fn new(options: &Options, poll: PollSet, sockets: SlotSockets, netns: u64, tree: Tree) -> Self {
         Self {
             poll,
             sockets,
@@ -102,13 +102,21 @@ impl Server {
         }
     }
 
+    /// Shows a change in the tree, and tells who leases the device.
     fn announce(&mut self, change: &Change) {
-        let (info, told) = match change {
-            Change::Added(info) => (info, None),
-            Change::Changed(info) => (info, Some(Reply::DeviceChanged(info.clone()))),
-            Change::Removed(info) => (info, Some(Reply::DeviceRemoved)),
+        let (info, shown, told) = match change {
+            Change::Added(info) => (info, self.tree.add(info), None),
+            Change::Changed(info) => (
+                info,
+                self.tree.change(info),
+                Some(Reply::DeviceChanged(info.clone())),
+            ),
+            Change::Removed(info) => (info, self.tree.remove(info), Some(Reply::DeviceRemoved)),
         };
-        info!(device = info.name, netdev = info.netdev, ?change, "device");
+        info!(?change, "device");
+        if let Err(error) = shown {
+            error!(device = info.name, %error, "the device tree is not up to date");
+        }
         if let Some(reply) = told {
             self.tell_holders(&info.name, &reply);
         }
@@ -201,7 +209,7 @@ impl Server {
                         let pid = std::process::id();
                         connection.send(&Reply::Welcome(Welcome {
                             pid,
-                            tree: self.tree.display().to_string(),
+                            tree: self.tree.root().display().to_string(),
                         }));
                     }
                     Incoming::Request(request) => self.serve(id, request),

@@ -1,0 +1,341 @@
+//! The directory that pictures sysfs and `/dev`, kept up to date for the path shim.
+//!
+//! Each file changes at once (written elsewhere, then renamed), and the directory of a device is
+//! never touched while the device lives: libibverbs takes its mtime for the device's identity.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use ferroce_engine::control::DeviceInfo;
+use rustix::fs::{FlockOperation, flock};
+use tracing::{debug, warn};
+
+use super::picture::{self, Node, Picture};
+
+/// Where a file is written before it is renamed to its place.
+const STAGING: &str = ".staging";
+/// Locked by the daemon as long as it lives.
+const LOCK: &str = ".lock";
+
+/// The tree of a running daemon; removed on drop.
+pub struct Tree {
+    root: PathBuf,
+    _lock: File,
+    pictures: BTreeMap<String, Picture>,
+}
+
+impl Tree {
+    /// Makes the tree of this network namespace, in place of one that a killed daemon left.
+    /// It lies below `/run/ferroce` for root, else in the user's runtime directory, else in `/tmp`;
+    /// `shared` says that other users must be able to read it.
+    pub fn create(netns: u64, shared: bool) -> io::Result<Self> {
+        let mut failure = io::Error::from(io::ErrorKind::NotFound);
+        for (parent, prefix) in places(shared) {
+            match Self::create_in(&parent, &prefix, netns) {
+                Ok(tree) => return Ok(tree),
+                Err(error) => {
+                    failure = io::Error::new(error.kind(), format!("{}: {error}", parent.display()))
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    fn create_in(parent: &Path, prefix: &str, netns: u64) -> io::Result<Self> {
+        sweep(parent, prefix);
+        let root = parent.join(format!("{prefix}{netns}"));
+        let fresh = parent.join(format!("{prefix}{netns}.{}", std::process::id()));
+        DirBuilder::new().mode(0o755).create(&fresh)?;
+        let made = Self::fill(&fresh).and_then(|lock| fs::rename(&fresh, &root).map(|()| lock));
+        match made {
+            Ok(lock) => Ok(Self {
+                root,
+                _lock: lock,
+                pictures: BTreeMap::new(),
+            }),
+            Err(error) => {
+                remove(&fresh);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(root: &Path) -> io::Result<File> {
+        let lock = File::create(root.join(LOCK))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        for directory in [
+            "sys/class/infiniband",
+            "sys/class/infiniband_verbs",
+            "dev/infiniband",
+            STAGING,
+        ] {
+            fs::create_dir_all(root.join(directory))?;
+        }
+        fs::write(
+            root.join("sys/class/infiniband_verbs/abi_version"),
+            picture::VERBS_ABI,
+        )?;
+        Ok(lock)
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Shows a new device.
+    pub fn add(&mut self, info: &DeviceInfo) -> io::Result<()> {
+        let picture = picture::picture(info);
+        let staging = self.root.join(STAGING).join(&info.name);
+        for (path, node) in &picture {
+            make(&staging.join(path), node)?;
+        }
+        // A program looks for `uverbsN` first, so that comes last.
+        for part in parts(info) {
+            fs::rename(staging.join(&part), self.root.join(&part))?;
+        }
+        remove(&staging);
+        self.pictures.insert(info.name.clone(), picture);
+        Ok(())
+    }
+
+    /// Shows a device as it is now.
+    pub fn change(&mut self, info: &DeviceInfo) -> io::Result<()> {
+        let picture = picture::picture(info);
+        let before = self
+            .pictures
+            .insert(info.name.clone(), picture.clone())
+            .unwrap_or_default();
+        for (path, node) in picture
+            .iter()
+            .filter(|(path, node)| before.get(*path) != Some(*node))
+        {
+            let (staged, place) = (self.root.join(STAGING).join("node"), self.root.join(path));
+            make(&staged, node)?;
+            create_parent(&place)?;
+            fs::rename(&staged, &place)?;
+        }
+        for path in before.keys().filter(|path| !picture.contains_key(*path)) {
+            let place = self.root.join(path);
+            fs::remove_file(&place)?;
+            // The directory of an interface that was renamed goes with its last file.
+            if let Some(parent) = place.parent()
+                && fs::read_dir(parent)?.next().is_none()
+                && parent.parent().and_then(Path::file_name) == Some(OsStr::new("net"))
+            {
+                fs::remove_dir(parent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows a device no more.
+    pub fn remove(&mut self, info: &DeviceInfo) -> io::Result<()> {
+        self.pictures.remove(&info.name);
+        let grave = self.root.join(STAGING).join("removed");
+        for part in parts(info).iter().rev() {
+            fs::rename(self.root.join(part), &grave)?;
+            remove(&grave);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        remove(&self.root);
+        // `/run/ferroce` goes with its last tree; while another is in it, this fails.
+        if self
+            .root
+            .parent()
+            .is_some_and(|parent| parent.ends_with("run/ferroce"))
+        {
+            let _ = self.root.parent().map(fs::remove_dir);
+        }
+    }
+}
+
+/// Parents of trees in the order of preference, with the first part of a tree's name.
+fn places(shared: bool) -> Vec<(PathBuf, String)> {
+    let uid = rustix::process::geteuid();
+    let mut places = Vec::new();
+    if uid.is_root()
+        && DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create("/run/ferroce")
+            .is_ok()
+    {
+        places.push((PathBuf::from("/run/ferroce"), String::new()));
+    }
+    if let Some(runtime) =
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|it| !shared && Path::new(it).is_absolute())
+    {
+        places.push((PathBuf::from(runtime), "ferroce-".to_owned()));
+    }
+    places.push((PathBuf::from("/tmp"), format!("ferroce-{}-", uid.as_raw())));
+    places
+}
+
+/// Removes our trees whose daemon is dead, of this network namespace or another.
+fn sweep(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(prefix))
+            .is_some_and(|rest| {
+                !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+            });
+        let path = entry.path();
+        if ours && is_own_directory(&path) && is_unlocked(&path.join(LOCK)) {
+            debug!(path = %path.display(), "tree of a dead daemon removed");
+            remove(&path);
+        }
+    }
+}
+
+fn is_own_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// False also if there is no lock yet: then its daemon is just starting.
+fn is_unlocked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
+/// What of a device is renamed into its place, in order.
+fn parts(info: &DeviceInfo) -> [String; 3] {
+    [
+        picture::device_directory(info),
+        picture::device_file(info),
+        picture::verbs_directory(info),
+    ]
+}
+
+fn make(path: &Path, node: &Node) -> io::Result<()> {
+    create_parent(path)?;
+    match node {
+        Node::File(text) => fs::write(path, text),
+        Node::Link(target) => symlink(target, path),
+    }
+}
+
+fn create_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+/// Removes a file or directory if it is there.
+fn remove(path: &Path) {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(_) => return,
+    };
+    if let Err(error) = removed {
+        warn!(path = %path.display(), %error, "can't be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::picture::tests::device;
+
+    /// A parent directory for trees, removed on drop.
+    struct Parent(PathBuf);
+
+    impl Parent {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("ferroce-tree-test-{test}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Parent {
+        fn drop(&mut self) {
+            remove(&self.0);
+        }
+    }
+
+    #[test]
+    fn device_keeps_its_identity_while_it_changes() {
+        let parent = Parent::new("identity");
+        let mut tree = Tree::create_in(&parent.0, "t-", 7).unwrap();
+        let mut info = device(&["10.0.0.1"]);
+        tree.add(&info).unwrap();
+        let directory = tree.root().join("sys/class/infiniband/ferroce_eth0");
+        let identity = |path: &Path| {
+            let metadata = fs::metadata(path).unwrap();
+            (metadata.ino(), metadata.mtime(), metadata.mtime_nsec())
+        };
+        let before = identity(&directory);
+        info.netdev = "wan".into();
+        info.up = false;
+        info.gids = device(&["hole", "10.0.0.2"]).gids;
+        tree.change(&info).unwrap();
+        assert_eq!(identity(&directory), before);
+        let read = |path: &str| fs::read_to_string(directory.join(path)).unwrap();
+        assert_eq!(read("ports/1/state"), "1: DOWN\n");
+        assert_eq!(
+            read("ports/1/gids/1"),
+            "0000:0000:0000:0000:0000:ffff:0a00:0002\n"
+        );
+        assert_eq!(
+            read("ports/1/gids/0"),
+            "0000:0000:0000:0000:0000:0000:0000:0000\n"
+        );
+        assert!(!directory.join("ports/1/gid_attrs/ndevs/0").exists());
+        let netdevs: Vec<_> = fs::read_dir(directory.join("device/net"))
+            .unwrap()
+            .flatten()
+            .collect();
+        assert_eq!(netdevs.len(), 1);
+        assert_eq!(netdevs[0].file_name(), "wan");
+        info.gids.clear();
+        tree.change(&info).unwrap();
+        assert!(
+            directory.join("ports/1/gid_attrs/ndevs").is_dir(),
+            "an empty table keeps its directory"
+        );
+        let through = tree
+            .root()
+            .join("sys/class/infiniband_verbs/uverbs3/device/numa_node");
+        assert_eq!(fs::read_to_string(through).unwrap(), "-1\n");
+        tree.remove(&info).unwrap();
+        for empty in ["sys/class/infiniband", "dev/infiniband", STAGING] {
+            assert_eq!(
+                fs::read_dir(tree.root().join(empty)).unwrap().count(),
+                0,
+                "{empty}"
+            );
+        }
+        let root = tree.root().to_owned();
+        drop(tree);
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn tree_of_a_dead_daemon_is_replaced_and_that_of_a_living_one_kept() {
+        let parent = Parent::new("stale");
+        let living = Tree::create_in(&parent.0, "t-", 1).unwrap();
+        let mut dead = Tree::create_in(&parent.0, "t-", 2).unwrap();
+        dead.add(&device(&["10.0.0.1"])).unwrap();
+        // As SIGKILL leaves it: the lock is open no more, the files stay.
+        let Tree { root, _lock, .. } = &dead;
+        flock(_lock, FlockOperation::Unlock).unwrap();
+        let root = root.clone();
+        std::mem::forget(dead);
+        let successor = Tree::create_in(&parent.0, "t-", 3).unwrap();
+        assert!(!root.exists());
+        assert!(living.root().exists());
+        assert!(successor.root().exists());
+        assert_eq!(fs::read_dir(&parent.0).unwrap().count(), 2);
+    }
+}
