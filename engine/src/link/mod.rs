@@ -4,14 +4,20 @@
 //! The link owns what is below: addresses, ports, IP identification, and so the ICRC, which covers them.
 
 pub mod fault;
+mod headers;
+pub mod pcap;
 pub mod random;
 pub mod sim;
+pub mod wrap;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use crate::memory::Fault;
+
+/// Bytes of the ICRC, the end of every packet.
+const ICRC_LEN: usize = ferroce_wire::packet::ICRC_LEN;
 
 /// Where a QP's packets go, and what their IP header says: an address handle, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +38,13 @@ pub struct Path {
     pub flow_label: u32,
     /// Service level, as the application gave it; not on the wire.
     pub service_level: u8,
+}
+
+impl Path {
+    /// The hop limit that packets get: 64 where the application gave none.
+    pub fn hop_limit_on_wire(&self) -> u8 {
+        if self.hop_limit == 0 { 64 } else { self.hop_limit }
+    }
 }
 
 /// Why a packet was not taken.
@@ -106,4 +119,42 @@ pub trait Link: Transmit + Send {
 
     /// Counters of packets and drops by reason, added to `out` as (name, value).
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
+}
+
+impl<L: Transmit + ?Sized> Transmit for Box<L> {
+    fn packet(
+        &mut self,
+        path: &Path,
+        dest_qpn: u32,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError> {
+        (**self).packet(path, dest_qpn, len, fill)
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+        (**self).receive(sink)
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        (**self).flush()
+    }
+
+    fn receive_fd(&self) -> Option<RawFd> {
+        (**self).receive_fd()
+    }
+
+    fn transmit_fd(&self) -> Option<RawFd> {
+        (**self).transmit_fd()
+    }
+
+    fn window(&self, packet_len: usize) -> u32 {
+        (**self).window(packet_len)
+    }
+
+    fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
+        (**self).counters(out)
+    }
 }
