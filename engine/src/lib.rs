@@ -12,6 +12,7 @@ pub mod memory;
 mod qp;
 #[allow(dead_code)]
 pub mod queue;
+pub mod runtime;
 pub mod time;
 #[allow(dead_code)]
 mod transport;

@@ -86,7 +86,7 @@ impl Default for Limits {
 }
 
 /// What a device is made from.
-pub struct DeviceConfig {
+pub struct DeviceConfig<'a> {
     /// High byte of every QPN: the process's lease.
     pub slot: u8,
     /// The memory that work requests and peers' keys name.
@@ -98,7 +98,7 @@ pub struct DeviceConfig {
     /// Upper bounds.
     pub limits: Limits,
     /// [`crate::link::Link::window`]: bytes of packets of a length that a peer's buffer holds. Asked at the start only.
-    pub window: Box<dyn Fn(usize) -> u32 + Send>,
+    pub window: Box<dyn Fn(usize) -> u32 + 'a>,
 }
 
 /// What a call of [`crate::device::Device::transmit`] left.

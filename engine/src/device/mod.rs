@@ -66,7 +66,7 @@ pub struct Device {
 
 impl Device {
     /// A device without objects.
-    pub fn new(config: DeviceConfig) -> Device {
+    pub fn new(config: DeviceConfig<'_>) -> Device {
         Device {
             cost: PacketCost::new(&*config.window),
             limits: config.limits,

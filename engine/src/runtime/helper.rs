@@ -1,0 +1,303 @@
+//! The helper thread: it does what the application's threads do not, and sleeps otherwise.
+//!
+//! It is in one of two states. *Listening*, it waits on the socket: the application sleeps, computes, or waits for an
+//! event. *Napping*, it leaves the socket to an application that polls by itself, and only looks now and then whether
+//! that is still so; packets then cost no wake-up.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::control::Event;
+use crate::time::Time;
+use crate::verbs::AsyncEvent;
+
+use super::{Shared, clock};
+
+/// How long a nap lasts: the longest that a packet waits when the application stops polling.
+const NAP: Duration = Duration::from_millis(1);
+
+/// An application that armed a CQ less than this ago is taken to sleep on events: the helper then always listens.
+const EVENT_MODE: Duration = Duration::from_millis(10);
+
+/// What the application's threads tell the helper, and when it sleeps.
+pub(super) struct Pulse {
+    /// Grows when the application polls.
+    polls: CachePadded<AtomicU64>,
+    /// When a CQ was last armed, in nanoseconds.
+    armed_at: CachePadded<AtomicU64>,
+    /// Until when the helper sleeps, in nanoseconds; 0 while it is awake.
+    sleeps_until: CachePadded<AtomicU64>,
+    /// Whether the helper sleeps without an eye on the socket.
+    naps: AtomicBool,
+    /// Whether the helper waits for the link to become writable.
+    awaits_writable: AtomicBool,
+    stop: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl Pulse {
+    pub(super) fn new() -> io::Result<Pulse> {
+        Ok(Pulse {
+            polls: CachePadded::default(),
+            armed_at: CachePadded::default(),
+            sleeps_until: CachePadded::default(),
+            naps: AtomicBool::new(false),
+            awaits_writable: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// The application polls.
+    pub(super) fn driven(&self) {
+        // Not an atomic add: a lost count is harmless, a locked instruction in every poll is not.
+        self.polls.store(
+            self.polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The application will sleep until a completion comes.
+    pub(super) fn armed(&self) {
+        self.armed_at.store(clock::now().as_nanos(), Ordering::SeqCst);
+        if self.naps.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The transport next needs a round at `deadline`, or when the link is writable: wakes a helper that sleeps longer.
+    pub(super) fn expect(&self, deadline: Option<Time>, blocked: bool) {
+        let sleeps_until = self.sleeps_until.load(Ordering::SeqCst);
+        let late = deadline.is_some_and(|deadline| deadline.as_nanos() < sleeps_until);
+        if late || (blocked && sleeps_until != 0 && !self.awaits_writable.load(Ordering::Relaxed)) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        // A full counter means that a wake-up is already under way.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// The thread.
+pub(super) struct Helper {
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Helper {
+    /// Starts the thread with all signals blocked: they are the application's.
+    pub(super) fn start(shared: Arc<Shared>) -> io::Result<Helper> {
+        let blocked = signals::block_all();
+        let thread = std::thread::Builder::new()
+            .name("ferroce".to_owned())
+            .spawn(move || {
+                Run {
+                    shared,
+                    daemon_gone: false,
+                }
+                .run()
+            });
+        signals::restore(&blocked);
+        Ok(Helper {
+            thread: Mutex::new(Some(thread?)),
+        })
+    }
+
+    /// Ends the thread and waits for it.
+    pub(super) fn stop(&self, shared: &Shared) {
+        shared.pulse.stop.store(true, Ordering::SeqCst);
+        shared.pulse.wake();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the helper thread panicked: this is a bug in Ferroce");
+        }
+    }
+}
+
+/// The state of the running thread.
+struct Run {
+    shared: Arc<Shared>,
+    /// The daemon has ended: nothing more comes from it, and the slot stays ours.
+    daemon_gone: bool,
+}
+
+impl Run {
+    fn run(mut self) {
+        let mut polls_seen = 0;
+        loop {
+            let pulse = &self.shared.pulse;
+            if pulse.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            let polls = pulse.polls.load(Ordering::Relaxed);
+            let polled = polls != polls_seen;
+            polls_seen = polls;
+            let armed_at = Time::from_nanos(pulse.armed_at.load(Ordering::SeqCst));
+            let event_mode = armed_at != Time::ZERO && clock::now().since(armed_at) < EVENT_MODE;
+            let nap = polled && !event_mode;
+            if !nap {
+                self.round();
+            }
+            self.sleep(nap);
+        }
+    }
+
+    /// Does the engine's work until no packet comes any more.
+    fn round(&self) {
+        loop {
+            let mut core = self.shared.core.lock();
+            let received = core.round();
+            self.shared.settle(&mut core);
+            if !received {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do.
+    fn sleep(&mut self, nap: bool) {
+        let shared = self.shared.clone();
+        let pulse = &shared.pulse;
+        let now = clock::now();
+        let mut until = if nap { Some(now + NAP) } else { None };
+        let (receive, transmit) = {
+            let core = shared.core.lock();
+            until = earliest(until, core.next_deadline());
+            let receive = core.link().receive_fd().filter(|_| !nap);
+            let transmit = core.link().transmit_fd().filter(|_| core.blocked());
+            pulse.naps.store(nap, Ordering::SeqCst);
+            pulse.awaits_writable.store(transmit.is_some(), Ordering::Relaxed);
+            // Published under the lock: whoever sets an earlier deadline later sees it.
+            pulse
+                .sleeps_until
+                .store(until.map_or(u64::MAX, Time::as_nanos), Ordering::SeqCst);
+            (receive, transmit)
+        };
+        // An application that armed a CQ, or asked to stop, before it could see that we sleep.
+        let armed_at = Time::from_nanos(pulse.armed_at.load(Ordering::SeqCst));
+        let just_armed = nap && armed_at != Time::ZERO && now.since(armed_at) < EVENT_MODE;
+        if !just_armed && !pulse.stop.load(Ordering::SeqCst) {
+            let mut fds = Vec::with_capacity(4);
+            fds.push(PollFd::new(&pulse.wake, PollFlags::IN));
+            if !self.daemon_gone {
+                fds.push(PollFd::from_borrowed_fd(shared.lease.control_fd(), PollFlags::IN));
+            }
+            // SAFETY: the link owns these descriptors, and it lives as long as `shared`.
+            let borrow = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
+            fds.extend(receive.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
+            fds.extend(transmit.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)));
+            let timeout = until.map(|until| timespec(until.since(now)));
+            if let Err(error) = rustix::event::poll(&mut fds, timeout.as_ref())
+                && error != rustix::io::Errno::INTR
+            {
+                tracing::error!("the helper thread can't wait: {error}");
+                pulse.stop.store(true, Ordering::SeqCst);
+            }
+            if fds[0].revents().contains(PollFlags::IN) {
+                let _ = rustix::io::read(&pulse.wake, &mut [0; 8]);
+            }
+        }
+        pulse.sleeps_until.store(0, Ordering::SeqCst);
+        pulse.naps.store(false, Ordering::SeqCst);
+        self.control();
+    }
+
+    /// Takes what the daemon has to say.
+    fn control(&mut self) {
+        while !self.daemon_gone {
+            match self.shared.lease.receive() {
+                Ok(Some(event)) => self.daemon_says(event),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!("the daemon's message can't be read: {error}");
+                    self.daemon_says(Event::DaemonGone);
+                }
+            }
+        }
+    }
+
+    fn daemon_says(&mut self, event: Event) {
+        let shared = &self.shared;
+        match event {
+            Event::DeviceChanged(new) => {
+                let new = Arc::new(new);
+                let old = std::mem::replace(&mut *shared.info.write(), new.clone());
+                let mut core = shared.core.lock();
+                match super::path_mtu(&new) {
+                    Ok(mtu) => core.device.set_mtu(mtu),
+                    Err(error) => tracing::warn!("{error}"),
+                }
+                if old.up != new.up {
+                    shared.publish(if new.up {
+                        &AsyncEvent::PortActive
+                    } else {
+                        &AsyncEvent::PortError
+                    });
+                }
+                if old.gids != new.gids {
+                    shared.publish(&AsyncEvent::GidChange);
+                }
+            }
+            Event::DeviceRemoved => {
+                let _core = shared.core.lock();
+                shared.publish(&AsyncEvent::DeviceFatal);
+            }
+            Event::ReportWanted(id) => {
+                let report = shared.report();
+                if let Err(error) = shared.lease.report(id, report) {
+                    tracing::debug!("the daemon did not take the report: {error}");
+                }
+            }
+            Event::DaemonGone => self.daemon_gone = true,
+        }
+    }
+}
+
+fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn timespec(d: Duration) -> Timespec {
+    Timespec {
+        tv_sec: d.as_secs() as i64,
+        tv_nsec: i64::from(d.subsec_nanos()),
+    }
+}
+
+/// Blocking signals around the start of a thread, which inherits the mask.
+mod signals {
+    use std::mem::MaybeUninit;
+
+    pub(super) fn block_all() -> libc::sigset_t {
+        let mut all = MaybeUninit::uninit();
+        let mut old = MaybeUninit::uninit();
+        // SAFETY: both sets are written before they are read; the calls can't fail with these arguments.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            // A fault in our own copies must still reach its handler: a blocked SIGSEGV kills.
+            for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
+                libc::sigdelset(all.as_mut_ptr(), fault);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+            old.assume_init()
+        }
+    }
+
+    pub(super) fn restore(old: &libc::sigset_t) {
+        // SAFETY: `old` is a mask that `block_all` got from the kernel.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
+    }
+}

@@ -1,0 +1,345 @@
+//! The engine of one process and one device: it drives the transport with the application's own threads.
+//!
+//! Posting sends at once; polling an empty CQ receives. A helper thread, asleep unless needed, serves what the
+//! application's threads do not: armed CQs, timers, and requests of peers while the application is elsewhere.
+
+mod clock;
+mod core;
+mod exit;
+mod fork;
+mod helper;
+mod registry;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferroce_wire::gid::Gid;
+use ferroce_wire::mtu::PathMtu;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
+use crate::device::{Device, DeviceConfig, Limits};
+use crate::link::{Link, Path};
+use crate::memory::Memory;
+use crate::queue::Cq;
+use crate::time::Time;
+use crate::verbs::{Access, AsyncEvent, VerbsError};
+
+use self::core::Core;
+use self::helper::Helper;
+
+/// How long exit and close wait for the engine's lock before they give up on the last packets.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Why a device could not be opened; one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The daemon did not lease a slot.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A setting in the environment can't be used.
+    #[error("{0}")]
+    Setting(String),
+}
+
+/// Names a subscription to asynchronous events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SubscriptionId(u64);
+
+/// Called with each asynchronous event, under the engine's lock: it must not call the engine.
+pub type Subscriber = Box<dyn Fn(&AsyncEvent) + Send + Sync>;
+
+/// The engine of one device in this process, shared by all who opened it.
+pub struct Engine {
+    shared: Arc<Shared>,
+    helper: Helper,
+}
+
+/// What the application's threads and the helper thread share.
+struct Shared {
+    core: Mutex<Core>,
+    lease: Lease,
+    info: RwLock<Arc<DeviceInfo>>,
+    memory: Arc<dyn Memory>,
+    limits: Limits,
+    subscribers: Mutex<BTreeMap<u64, Subscriber>>,
+    next_subscriber: AtomicU64,
+    pulse: helper::Pulse,
+    /// The process that opened it, as [`fork::generation`] tells.
+    generation: u32,
+}
+
+impl Engine {
+    /// Opens a device by name, or gives the engine that this process already has for it.
+    pub fn open(device: &str) -> Result<Arc<Engine>, OpenError> {
+        fork::watch();
+        exit::watch();
+        registry::get_or_open(device, || Engine::start(device))
+    }
+
+    /// Sends what is still to be sent, for the process ends.
+    fn last_words(&self) {
+        if self.usable() {
+            self.shared.last_words();
+        }
+    }
+
+    fn start(device: &str) -> Result<Engine, OpenError> {
+        let lease = Lease::acquire(device)?;
+        let info = Arc::new(lease.info());
+        let memory: Arc<dyn Memory> = Arc::new(crate::memory::sim::SimMemory::new(0, 0));
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).map_err(|error| OpenError::System {
+            what: "random numbers",
+            source: error.into(),
+        })?;
+        let link = open_link(&lease, &info)?;
+        let device = Device::new(DeviceConfig {
+            slot: lease.slot(),
+            memory: memory.clone(),
+            seed,
+            mtu: path_mtu(&info)?,
+            limits: Limits::default(),
+            window: Box::new(|packet_len| link.window(packet_len)),
+        });
+        let limits = device.limits().clone();
+        let shared = Arc::new(Shared {
+            core: Mutex::new(Core::new(device, link)),
+            lease,
+            info: RwLock::new(info),
+            memory,
+            limits,
+            subscribers: Mutex::default(),
+            next_subscriber: AtomicU64::new(0),
+            pulse: helper::Pulse::new().map_err(|source| OpenError::System {
+                what: "eventfd",
+                source,
+            })?,
+            generation: fork::generation(),
+        });
+        let helper = Helper::start(shared.clone()).map_err(|source| OpenError::System {
+            what: "the helper thread did not start",
+            source,
+        })?;
+        Ok(Engine { shared, helper })
+    }
+
+    /// The device as the daemon last described it: MTU, port state, GID table.
+    pub fn info(&self) -> Arc<DeviceInfo> {
+        self.shared.info.read().clone()
+    }
+
+    /// What the device can do at most.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// The slot leased: the high 8 bits of this process's QPNs.
+    pub fn slot(&self) -> u8 {
+        self.shared.lease.slot()
+    }
+
+    /// Whether this process may use the engine: false in a forked child.
+    pub fn usable(&self) -> bool {
+        self.shared.usable()
+    }
+
+    /// Calls `subscriber` with every asynchronous event from now on.
+    pub fn subscribe(&self, subscriber: Subscriber) -> SubscriptionId {
+        let id = self.shared.next_subscriber.fetch_add(1, Ordering::Relaxed);
+        self.shared.subscribers.lock().insert(id, subscriber);
+        SubscriptionId(id)
+    }
+
+    /// Ends a subscription; when it returns the subscriber is not called any more.
+    pub fn unsubscribe(&self, id: SubscriptionId) {
+        if self.usable() {
+            self.shared.subscribers.lock().remove(&id.0);
+        }
+    }
+
+    /// Resolves an address vector: the local GID gives the source, `dgid` the destination address.
+    ///
+    /// `Invalid` if the GID index holds nothing or is of the other IP version.
+    pub fn resolve(
+        &self,
+        sgid_index: u8,
+        dgid: [u8; 16],
+        traffic_class: u8,
+        hop_limit: u8,
+        flow_label: u32,
+        service_level: u8,
+    ) -> Result<Path, VerbsError> {
+        let info = self.info();
+        let entry = info.gids.get(usize::from(sgid_index)).and_then(Option::as_ref);
+        let source = entry.ok_or(VerbsError::Invalid)?.addr;
+        let dest = Gid(dgid).to_ip();
+        if source.is_ipv4() != dest.is_ipv4() || dest == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+            return Err(VerbsError::Invalid);
+        }
+        Ok(Path {
+            source,
+            dest,
+            ifindex: info.ifindex,
+            sgid_index,
+            traffic_class,
+            hop_limit,
+            flow_label: flow_label & 0xf_ffff,
+            service_level,
+        })
+    }
+
+    /// Checks that memory to be registered is mapped with the access wanted, and faults it in.
+    pub fn populate(&self, addr: u64, len: u64, access: Access) -> Result<(), VerbsError> {
+        let writable = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        self.shared
+            .memory
+            .populate(addr, len, writable)
+            .map_err(|_| VerbsError::Fault)
+    }
+
+    /// The device, for as long as the session lives; when it ends, what became ready is sent.
+    pub fn lock(&self) -> Result<Session<'_>, VerbsError> {
+        if !self.usable() {
+            return Err(VerbsError::Gone);
+        }
+        Ok(Session {
+            core: self.shared.core.lock(),
+            shared: &self.shared,
+            now: clock::now(),
+        })
+    }
+
+    /// Receives a batch, runs due timers and sends: what polling an empty CQ does.
+    ///
+    /// Where another thread is at it already, this one has nothing to do.
+    pub fn drive(&self) {
+        if !self.usable() {
+            return;
+        }
+        self.shared.pulse.driven();
+        if let Some(mut core) = self.shared.core.try_lock() {
+            core.round();
+            self.shared.settle(&mut core);
+        }
+    }
+
+    /// Asks for one event when `cq` gets a completion (only a solicited one or an error, if so wanted).
+    pub fn arm(&self, cq: &Cq, solicited_only: bool) {
+        if !self.usable() {
+            return;
+        }
+        cq.arm(solicited_only);
+        self.shared.pulse.armed();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.last_words();
+        if self.usable() {
+            self.helper.stop(&self.shared);
+        }
+    }
+}
+
+impl Shared {
+    fn usable(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// After any work under the lock: hands out events, and sees to it that the helper wakes in time.
+    fn settle(&self, core: &mut Core) {
+        while let Some(event) = core.take_event() {
+            self.publish(&event);
+        }
+        self.pulse.expect(core.next_deadline(), core.blocked());
+    }
+
+    fn publish(&self, event: &AsyncEvent) {
+        for subscriber in self.subscribers.lock().values() {
+            subscriber(event);
+        }
+    }
+
+    /// Sends what is still to be sent before the engine goes: no kernel does it later.
+    fn last_words(&self) {
+        if let Some(mut core) = self.core.try_lock_for(LAST_WORDS) {
+            core.transmit(clock::now());
+        }
+    }
+
+    fn report(&self) -> Report {
+        let core = self.core.lock();
+        let mut counters = Vec::new();
+        let mut add = |name: &'static str, value| counters.push((name.to_owned(), value));
+        core.device.counters(&mut add);
+        core.link().counters(&mut add);
+        let qps: Vec<QpReport> = core.device.qp_reports();
+        Report { qps, counters }
+    }
+}
+
+/// The device under the engine's lock.
+pub struct Session<'a> {
+    core: MutexGuard<'a, Core>,
+    shared: &'a Shared,
+    now: Time,
+}
+
+impl Session<'_> {
+    /// The time at which the session began.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+}
+
+impl Deref for Session<'_> {
+    type Target = Device;
+    fn deref(&self) -> &Device {
+        &self.core.device
+    }
+}
+
+impl DerefMut for Session<'_> {
+    fn deref_mut(&mut self) -> &mut Device {
+        &mut self.core.device
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        let now = self.now;
+        self.core.transmit(now);
+        self.shared.settle(&mut self.core);
+    }
+}
+
+/// The path MTU that the interface carries.
+fn path_mtu(info: &DeviceInfo) -> Result<PathMtu, OpenError> {
+    PathMtu::from_netdev_mtu(info.mtu as usize).ok_or_else(|| {
+        let DeviceInfo {
+            name, netdev, mtu, ..
+        } = info;
+        OpenError::Setting(format!(
+            "{name}: the MTU of {netdev} is {mtu}: RoCE needs more, see `ip link set mtu`"
+        ))
+    })
+}
+
+/// The link of a lease.
+fn open_link(_lease: &Lease, _info: &DeviceInfo) -> Result<Box<dyn Link>, OpenError> {
+    Err(OpenError::Setting("this build has no link".to_owned()))
+}
