@@ -217,8 +217,9 @@ impl Network {
         }
     }
 
-    /// Writes the headers, with the lengths for `len` bytes after them, to the start of `out`.
-    fn emit(&self, len: u16, out: &mut [u8]) {
+    /// Writes the headers, with the lengths for `len` bytes after them, to the start of `out`, which has room for
+    /// [`Network::header_len`] bytes.
+    pub fn emit(&self, len: u16, out: &mut [u8]) {
         let udp_len = len.saturating_add(UdpHeader::LEN as u16);
         match *self {
             Self::Ipv4 {

@@ -129,7 +129,7 @@ impl<'a> Frame<'a> {
 }
 
 /// The EtherType of such network headers.
-const fn ether_type_of(network: &Network) -> u16 {
+pub const fn ether_type_of(network: &Network) -> u16 {
     match network {
         Network::Ipv4 { .. } => EtherType::IPV4.0,
         Network::Ipv6 { .. } => EtherType::IPV6.0,

@@ -13,18 +13,15 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferroce_wire::Icrc;
-use ferroce_wire::icrc::{Ipv4Pseudo, Ipv6Pseudo};
 use parking_lot::Mutex;
 
 use super::fault::{FaultRates, damage};
+use super::headers::Addressing;
 use super::random::{Prng, Probability};
-use super::{IcrcCheck, Link, Path, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, IcrcCheck, Link, Path, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::time::Time;
 
-/// Bytes of the ICRC.
-const ICRC_LEN: usize = 4;
 /// Packets that one [`Link::receive`] hands over at most.
 const RECEIVE_BATCH: usize = 64;
 
@@ -107,6 +104,8 @@ pub enum IncidentKind {
     Damaged,
     /// It arrived once more.
     Duplicated,
+    /// Others overtake it.
+    Reordered,
     /// It came to a full receive queue.
     Overflowed,
     /// It went to an address and slot that no node has.
@@ -148,47 +147,22 @@ struct Node {
     overflowed: u64,
 }
 
+impl Node {
+    /// When the interface has room for what it could not take; `None` if nothing waits.
+    fn room_at(&self) -> Option<Time> {
+        self.departures.front().copied().filter(|_| !self.held.is_empty())
+    }
+}
+
 /// A packet with what its IP and UDP headers say.
 #[derive(Clone)]
 struct Frame {
     from: usize,
-    source: IpAddr,
-    dest: IpAddr,
-    source_port: u16,
-    traffic_class: u8,
-    hop_limit: u8,
+    addressing: Addressing,
     dest_qpn: u32,
-    /// IPv4 identification.
-    id: u16,
     sent: Time,
     /// BTH to ICRC.
     data: Vec<u8>,
-}
-
-impl Frame {
-    /// The ICRC of BTH to pad under this frame's headers; `None` if the addresses are of two families.
-    fn icrc(&self, covered: &[u8]) -> Option<u32> {
-        let udp_len = (covered.len() + ICRC_LEN + 8) as u16;
-        let mut icrc = match (self.source, self.dest) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => Icrc::ipv4(&Ipv4Pseudo {
-                src: src.octets(),
-                dst: dst.octets(),
-                id: self.id,
-                total_len: udp_len + 20,
-                dont_fragment: true,
-                src_port: self.source_port,
-            }),
-            (IpAddr::V6(src), IpAddr::V6(dst)) => Icrc::ipv6(&Ipv6Pseudo {
-                src: src.octets(),
-                dst: dst.octets(),
-                payload_len: udp_len,
-                src_port: self.source_port,
-            }),
-            _ => return None,
-        };
-        icrc.update_packet(covered);
-        Some(icrc.finish())
-    }
 }
 
 impl IcrcCheck for Frame {
@@ -196,7 +170,7 @@ impl IcrcCheck for Frame {
         packet
             .data
             .split_last_chunk::<ICRC_LEN>()
-            .is_some_and(|(covered, icrc)| self.icrc(covered) == Some(u32::from_le_bytes(*icrc)))
+            .is_some_and(|(covered, icrc)| self.addressing.icrc(covered) == Some(u32::from_le_bytes(*icrc)))
     }
 }
 
@@ -282,8 +256,8 @@ impl SimNetwork {
         let room = state
             .nodes
             .iter()
-            .filter(|node| !node.held.is_empty())
-            .filter_map(|node| node.departures.front().copied());
+            .filter_map(Node::room_at)
+            .filter(|&room| room > state.now);
         room.chain(arrival).min()
     }
 
@@ -378,7 +352,7 @@ impl State {
             kind,
         };
         let slot = (frame.dest_qpn >> 16) as u8;
-        let to = |node: &Node| node.config.address == frame.dest && node.config.slot == slot;
+        let to = |node: &Node| node.config.address == frame.addressing.dest && node.config.slot == slot;
         let Some(to) = self.nodes.iter().position(to) else {
             self.incidents.push(incident(IncidentKind::NoRoute));
             return;
@@ -404,13 +378,17 @@ impl State {
         let late =
             |prng: &mut Prng| Duration::from_nanos(prng.below(conditions.reorder_by.as_nanos() as u64 + 1));
         let mut arrival = (departure + conditions.delay + jitter).max(direction.last_arrival);
-        if prng.chance(rates.reorder) {
+        let reordered = prng.chance(rates.reorder);
+        if reordered {
             arrival = arrival + late(prng);
         } else {
             direction.last_arrival = arrival;
         }
         let copy = prng.chance(rates.duplicate).then(|| arrival + late(prng));
         let damaged = prng.chance(rates.corrupt);
+        if reordered {
+            self.incidents.push(incident(IncidentKind::Reordered));
+        }
         if copy.is_some() {
             self.incidents.push(incident(IncidentKind::Duplicated));
         }
@@ -451,6 +429,21 @@ impl SimLink {
     pub fn id(&self) -> NodeId {
         NodeId(self.node)
     }
+
+    /// Whether packets wait to be received.
+    pub fn readable(&self) -> bool {
+        self.network
+            .0
+            .lock()
+            .nodes
+            .get(self.node)
+            .is_some_and(|node| !node.rx.is_empty())
+    }
+
+    /// When the interface takes more of what [`Link::flush`] could not hand over; `None` if nothing waits.
+    pub fn room_at(&self) -> Option<Time> {
+        self.network.0.lock().nodes.get(self.node).and_then(Node::room_at)
+    }
 }
 
 impl Transmit for SimLink {
@@ -471,21 +464,23 @@ impl Transmit for SimLink {
         let mut data = vec![0; len + ICRC_LEN];
         let (covered, icrc) = data.split_at_mut(len);
         fill(covered).map_err(TransmitError::Fault)?;
-        let mut frame = Frame {
-            from: self.node,
+        let addressing = Addressing {
             source: path.source,
             dest: path.dest,
             source_port: 0xc000 | (dest_qpn as u16 & 0x3fff),
             traffic_class: path.traffic_class,
-            hop_limit: if path.hop_limit == 0 { 64 } else { path.hop_limit },
-            dest_qpn,
+            hop_limit: path.hop_limit_on_wire(),
             id,
-            sent: now,
-            data: Vec::new(),
         };
         // Addresses of two families never meet a node: such a packet ends as one without a route.
-        icrc.copy_from_slice(&frame.icrc(covered).unwrap_or_default().to_le_bytes());
-        frame.data = data;
+        icrc.copy_from_slice(&addressing.icrc(covered).unwrap_or_default().to_le_bytes());
+        let frame = Frame {
+            from: self.node,
+            addressing,
+            dest_qpn,
+            sent: now,
+            data,
+        };
         node.held.push_back(frame);
         Ok(())
     }
@@ -503,14 +498,23 @@ impl Link for SimLink {
         }
         let count = self.batch.len();
         for frame in self.batch.drain(..) {
+            let Addressing {
+                source,
+                dest,
+                source_port,
+                traffic_class,
+                hop_limit,
+                ..
+            } = frame.addressing;
+            let (data, icrc) = (&frame.data, &frame);
             sink(&RxPacket {
-                source: frame.source,
-                source_port: frame.source_port,
-                dest: frame.dest,
-                traffic_class: frame.traffic_class,
-                hop_limit: frame.hop_limit,
-                data: &frame.data,
-                icrc: &frame,
+                source,
+                source_port,
+                dest,
+                traffic_class,
+                hop_limit,
+                data,
+                icrc,
             });
         }
         Ok(count)
@@ -678,7 +682,7 @@ mod tests {
             network.advance(next);
             a.flush().unwrap();
         }
-        assert!(network.readable(b.id()));
+        assert!(b.readable());
         assert_eq!(b.receive(&mut |_| ()).unwrap(), 3);
         assert_eq!(b.receive(&mut |_| ()).unwrap(), 0);
         let mut dropped = 0;

@@ -2,7 +2,7 @@
 
 #[allow(dead_code)]
 pub(crate) mod keys;
-
+pub mod process;
 pub mod sim;
 
 /// The part of a range that could not be reached: it is not mapped, or not with the access wanted.

@@ -25,6 +25,7 @@ use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
 use crate::device::{Device, DeviceConfig, Limits};
 use crate::link::{Link, Path};
 use crate::memory::Memory;
+use crate::memory::process::ProcessMemory;
 use crate::queue::Cq;
 use crate::time::Time;
 use crate::verbs::{Access, AsyncEvent, VerbsError};
@@ -72,7 +73,7 @@ struct Shared {
     core: Mutex<Core>,
     lease: Lease,
     info: RwLock<Arc<DeviceInfo>>,
-    memory: Arc<dyn Memory>,
+    memory: Arc<ProcessMemory>,
     limits: Limits,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     next_subscriber: AtomicU64,
@@ -99,7 +100,10 @@ impl Engine {
     fn start(device: &str) -> Result<Engine, OpenError> {
         let lease = Lease::acquire(device)?;
         let info = Arc::new(lease.info());
-        let memory: Arc<dyn Memory> = Arc::new(crate::memory::sim::SimMemory::new(0, 0));
+        let memory = Arc::new(ProcessMemory::new().map_err(|source| OpenError::System {
+            what: "the handler of memory faults",
+            source,
+        })?);
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|error| OpenError::System {
             what: "random numbers",

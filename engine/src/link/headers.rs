@@ -1,0 +1,56 @@
+//! The network headers a packet has on the wire, for links that make them themselves.
+#![deny(unsafe_code)]
+
+use std::net::IpAddr;
+
+use ferroce_wire::datagram::{Network, Udp};
+
+/// What the IP and UDP headers of a packet say, beyond lengths and checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Addressing {
+    pub source: IpAddr,
+    pub dest: IpAddr,
+    pub source_port: u16,
+    /// Traffic class or type of service.
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    /// IPv4 only.
+    pub id: u16,
+}
+
+impl Addressing {
+    /// The headers; `None` if the addresses are of two families.
+    pub fn network(&self) -> Option<Network> {
+        let udp = Udp {
+            src_port: self.source_port,
+            checksum: 0,
+        };
+        Some(match (self.source, self.dest) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Network::Ipv4 {
+                tos: self.traffic_class,
+                id: self.id,
+                dont_fragment: true,
+                ttl: self.hop_limit,
+                src,
+                dst,
+                udp,
+            },
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Network::Ipv6 {
+                traffic_class: self.traffic_class,
+                flow_label: 0,
+                hop_limit: self.hop_limit,
+                src,
+                dst,
+                udp,
+            },
+            _ => return None,
+        })
+    }
+
+    /// The ICRC of BTH to pad under these headers; `None` if the addresses are of two families.
+    pub fn icrc(&self, covered: &[u8]) -> Option<u32> {
+        let mut icrc = self.network()?.icrc((covered.len() + super::ICRC_LEN) as u16);
+        icrc.update_packet(covered);
+        Some(icrc.finish())
+    }
+}

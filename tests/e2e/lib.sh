@@ -1,0 +1,155 @@
+# shellcheck shell=bash
+# Sourced by the end-to-end scripts: where the programs are, how they are started, awaited and ended.
+#   BIN      folder of ferroce and ferroced (target/release)
+#   LOG_DIR  where logs go, a folder for each script
+set -u
+PATH=$PATH:/usr/sbin:/sbin
+: "${BIN:?folder of ferroce and ferroced}"
+E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+TESTS=${E2E%/*}
+# shellcheck source-path=SCRIPTDIR source=../tap.sh
+. "$TESTS/tap.sh"
+FERROCE=$BIN/ferroce
+FERROCED=$BIN/ferroced
+# shellcheck disable=SC2034
+RUN="$FERROCE run --"
+LOG_DIR=${LOG_DIR:-$(mktemp -d)}
+mkdir -p "$LOG_DIR"
+TIMEOUT=${TIMEOUT:-60} # seconds for one command
+
+# What this script started and has not awaited: ended, each by its id, when the script ends.
+declare -A started=()
+cleanups=()
+cleanup() {
+    local pid command
+    for pid in "${!started[@]}"; do kill -KILL "$pid"; done
+    for command in "${cleanups[@]}"; do eval "$command"; done
+} 2>/dev/null
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+at_end() { cleanups=("$1" "${cleanups[@]}"); }
+
+# start LOG COMMAND...: in the background, output to LOG_DIR/LOG; its id in PID.
+start() {
+    local log=$1
+    shift
+    "$@" >"$LOG_DIR/$log" 2>&1 </dev/null &
+    PID=$!
+    started[$PID]=1
+}
+
+# until_true SECONDS COMMAND...: runs it again until it succeeds; fails when the time is over.
+until_true() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" 2>/dev/null; do
+        ((SECONDS <= end)) || return 1
+        sleep 0.02
+    done
+}
+ended() { ! kill -0 "$1" 2>/dev/null; }
+
+# await PID [SECONDS]: the status of something started; 124 (and it is killed) when it does not end in time.
+await() {
+    local rc=0
+    unset "started[$1]"
+    if ! until_true "${2:-$TIMEOUT}" ended "$1"; then
+        kill -KILL "$1"
+        wait "$1"
+        return 124
+    fi 2>/dev/null
+    wait "$1" || rc=$?
+    return "$rc"
+}
+
+# Does a TCP socket listen on PORT (in the namespace NETNS)?
+tcp_listens() {
+    local prefix=()
+    [[ -z ${2-} ]] || prefix=(ip netns exec "$2")
+    "${prefix[@]}" cat /proc/self/net/tcp /proc/self/net/tcp6 2>/dev/null |
+        grep -qE "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$1") .* 0A "
+}
+
+# start_daemon [OPTION...]: ferroced by hand, ready when this returns; its id in DAEMON.
+start_daemon() {
+    start "ferroced" "$FERROCED" "$@"
+    # shellcheck disable=SC2034
+    DAEMON=$PID
+    until_true 10 daemon_answers
+}
+daemon_answers() { "$FERROCE" status >/dev/null 2>&1; }
+no_daemon() { ! grep -q '@ferroced$' /proc/self/net/unix; }
+
+# How many slots are leased, as the daemon says.
+leased() { "$FERROCE" status --json | grep -o '"leased": *[0-9]*' | grep -o '[0-9]*$'; }
+none_leased() { [[ $(leased) = 0 ]]; }
+
+# nothing_left NAME: a case: all leases come back, the daemon started on demand leaves by itself, and so does its tree.
+nothing_left() {
+    local left
+    if ! no_daemon && ! until_true 10 none_leased; then
+        not_ok "$1" "leases left: $("$FERROCE" status 2>&1 | tr '\n' ';' | cut -c1-150)"
+    elif ! until_true 20 no_daemon; then
+        not_ok "$1" 'the daemon does not leave'
+    elif left=$(ls /run/ferroce 2>/dev/null) && [[ -n $left ]]; then
+        not_ok "$1" "left in /run/ferroce: $left"
+    elif left=$(grep -sl '^ferroce' /proc/[0-9]*/comm) && [[ -n $left ]]; then
+        not_ok "$1" "left running: $left"
+    else
+        ok "$1"
+    fi
+}
+
+# compile PROGRAM: one of tests/c into LOG_DIR; ends the script when it does not compile.
+compile() {
+    local flags=(-O1 -Wall -Wextra -o "$LOG_DIR/$1")
+    [[ $1 != *.so ]] || flags+=(-shared -fPIC)
+    "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
+}
+
+# program NAME COMMAND...: a case: the command, under ferroce run, ends with status 0.
+program() {
+    local name=$1 rc=0
+    shift
+    selected "$name" || return 0
+    start "$name" "$FERROCE" run -- "$@"
+    await "$PID" || rc=$?
+    if ((rc == 0)); then ok "$name"; else not_ok "$name" "exit $rc: $(last_line "$LOG_DIR/$name")"; fi
+}
+
+# run_client_group SCRIPT NAME [VARIABLE=VALUE...]: one of tests/clients as a part of this script; its lines are counted.
+run_client_group() {
+    local script=$1 name=$2 line
+    shift 2
+    while IFS= read -r line; do
+        case $line in
+            'ok '*'# SKIP'*) skipped=$((skipped + 1)) ;;
+            'ok '*) passed=$((passed + 1)) ;;
+            'not ok '*) failed=$((failed + 1)) ;;
+            '#'*) ;;
+            1..* | *' passed, '*) continue ;;
+        esac
+        printf '%s\n' "$line"
+    done < <(env GROUP="$GROUP/$name" LOG_DIR="$LOG_DIR/$name" "$@" "$TESTS/clients/$script" 2>&1 || echo "# $script ended with status $?")
+}
+
+# make_veth: namespaces a and b, joined by eth0 on both sides, with addresses 10.9.0.1 and .2, fd09::1 and ::2.
+make_veth() {
+    ip netns add a && ip netns add b || exit
+    local side
+    for side in a b; do
+        if [[ -d /proc/sys/net/ipv6 ]]; then
+            ip netns exec "$side" bash -c 'echo 0 | tee /proc/sys/net/ipv6/conf/{all,default}/accept_dad' >/dev/null
+        fi
+    done
+    ip link add eth0 netns a type veth peer name eth0 netns b || exit
+    ip -n a addr add 10.9.0.1/24 dev eth0 && ip -n b addr add 10.9.0.2/24 dev eth0
+    ip -n a addr add fd09::1/64 dev eth0 nodad && ip -n b addr add fd09::2/64 dev eth0 nodad
+    for side in a b; do ip -n "$side" link set lo up && ip -n "$side" link set eth0 up; done
+    for side in a b; do until_true 10 has_link_local "$side" || echo "# no link-local address in $side"; done
+}
+has_link_local() { ip -n "$1" -6 addr show dev eth0 scope link | grep inet6 | grep -qv tentative; }
+
+set_mtu() {
+    ip -n a link set eth0 mtu "$1" && ip -n b link set eth0 mtu "$1"
+}
