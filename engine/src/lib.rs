@@ -8,12 +8,9 @@ pub mod control;
 pub mod device;
 pub mod link;
 pub mod memory;
-#[allow(dead_code)] // until the transports use all of it
 mod qp;
-#[allow(dead_code)]
 pub mod queue;
 pub mod runtime;
 pub mod time;
-#[allow(dead_code)]
 mod transport;
 pub mod verbs;

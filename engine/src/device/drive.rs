@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use ferroce_wire::{Opcode, RocePacket, TransportClass};
 
 use super::{Device, Progress};
-use crate::link::{RxPacket, Transmit};
+use crate::link::{RxPacket, Transmit, TransmitError};
 use crate::qp::Turn;
 use crate::time::Time;
 
@@ -73,6 +73,13 @@ impl Device {
 
     /// Gives packets to the link: QPs take turns, and each sends its responses before its requests.
     pub fn transmit(&mut self, now: Time, link: &mut dyn Transmit) -> Progress {
+        while let Some(parting) = self.partings.last() {
+            if parting.transmit(link) == Err(TransmitError::Full) {
+                return Progress::Full;
+            }
+            self.counters.tx_packets += 1;
+            self.partings.pop();
+        }
         let mut left = BATCH;
         while let Some(qpn) = self.ready.pop_front() {
             let Ok((qp, mut shared)) = self.qp(now, qpn) else {

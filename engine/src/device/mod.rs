@@ -31,6 +31,7 @@ use crate::qp::{Qp, Shared};
 use crate::queue::Cq;
 use crate::queue::srq::Srq;
 use crate::time::Time;
+use crate::transport::responder::Parting;
 use crate::transport::window::PacketCost;
 use crate::verbs::{AsyncEvent, VerbsError};
 use table::QpTable;
@@ -58,6 +59,8 @@ pub struct Device {
     counters: Counters,
     /// QPs with something to send, in turn.
     ready: VecDeque<u32>,
+    /// Answers of QPs that are gone.
+    partings: Vec<Parting>,
     /// When QPs want [`Device::handle_timeouts`]; entries may be stale.
     alarms: BinaryHeap<Reverse<(Time, u32)>>,
     /// The latest time that a caller gave.
@@ -82,6 +85,7 @@ impl Device {
             events: VecDeque::new(),
             counters: Counters::default(),
             ready: VecDeque::new(),
+            partings: Vec::new(),
             alarms: BinaryHeap::new(),
             now: Time::ZERO,
         }
@@ -125,6 +129,7 @@ impl Device {
             events: &mut self.events,
             counters: &mut self.counters,
             cost: &self.cost,
+            partings: &mut self.partings,
         };
         Ok((qp, shared))
     }

@@ -71,6 +71,7 @@ impl Device {
     /// Ends a QP: its work is forgotten, and its completions are taken out of the CQs.
     pub fn destroy_qp(&mut self, now: Time, qpn: u32) -> Result<(), VerbsError> {
         let (qp, mut shared) = self.qp(now, qpn)?;
+        qp.part(&mut shared);
         qp.release_active(&mut shared);
         let qp = self.qps.remove(qpn).ok_or(VerbsError::NotFound)?;
         let init = &qp.init;

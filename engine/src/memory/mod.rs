@@ -1,6 +1,5 @@
 //! Memory that work requests and remote keys name: how it is reached, and (in `keys`) who may.
 
-#[allow(dead_code)]
 pub(crate) mod keys;
 pub mod process;
 pub mod sim;

@@ -75,12 +75,22 @@ impl Qp {
         match target {
             QpState::Reset => self.reset(shared),
             QpState::Err => self.enter_error(shared),
+            QpState::Sqd if self.state == QpState::Rts => {
+                self.state = target;
+                self.start_drain(shared);
+            }
+            QpState::Rts => {
+                self.state = target;
+                self.requester.end_drain();
+                self.requester.refill(&self.attr);
+            }
             _ => self.state = target,
         }
     }
 
     /// Forgets all work and completions, as new.
     fn reset(&mut self, shared: &mut Shared<'_>) {
+        self.part(shared);
         self.release_active(shared);
         self.sq.clear();
         self.rq.clear();

@@ -20,7 +20,7 @@ use crate::queue::sq::SendQueue;
 use crate::queue::srq::Srq;
 use crate::time::Time;
 use crate::transport::requester::Requester;
-use crate::transport::responder::Responder;
+use crate::transport::responder::{Parting, Responder};
 use crate::transport::window::PacketCost;
 use crate::verbs::{AsyncEvent, QpAttr, QpCap, QpState, QpType, Wc};
 
@@ -52,6 +52,8 @@ pub(crate) struct Shared<'a> {
     pub events: &'a mut VecDeque<AsyncEvent>,
     pub counters: &'a mut Counters,
     pub cost: &'a PacketCost,
+    /// Answers that outlive their QPs.
+    pub partings: &'a mut Vec<Parting>,
 }
 
 /// How a QP's turn to send ended.
@@ -118,7 +120,7 @@ impl Qp {
 
     /// Whether there may be something to send now.
     pub fn has_work(&self) -> bool {
-        self.state == QpState::Rts && self.requester.has_work()
+        self.responder.has_response() || self.sends() && self.requester.has_work()
     }
 
     /// When a timer runs out.

@@ -78,19 +78,9 @@ impl SendQueue {
         (self.tail - self.head) as usize
     }
 
-    /// Whether every WQE is complete.
-    pub fn is_empty(&self) -> bool {
-        self.head == self.tail
-    }
-
     /// Index of the oldest WQE.
     pub fn head(&self) -> u64 {
         self.head
-    }
-
-    /// Index that the next WQE gets.
-    pub fn tail(&self) -> u64 {
-        self.tail
     }
 
     /// Bytes of inline data that a WQE has room for.
@@ -248,7 +238,7 @@ mod tests {
     fn ring_of_any_capacity() {
         let mut sq = SendQueue::new(3, 1, 0, None);
         for i in 0..50 {
-            let mut next = sq.tail();
+            let mut next = sq.tail;
             while post(&mut sq, next, 0, 0).is_ok() {
                 next += 1;
             }

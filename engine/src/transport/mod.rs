@@ -1,35 +1,79 @@
 //! The transports: what goes on the wire for each work request, and what each packet does.
 
+mod ack;
+mod payload;
+mod request;
 pub(crate) mod requester;
+mod respond;
 pub(crate) mod responder;
+mod send;
 pub(crate) mod ud;
 pub(crate) mod window;
+
+#[cfg(test)]
+mod tests;
 
 use ferroce_wire::RocePacket;
 
 use crate::link::{RxPacket, Transmit};
 use crate::qp::{Qp, Shared, Turn};
+use crate::verbs::{QpState, QpType};
+
+/// The partition of all QPs, without the membership bit.
+const PARTITION: u16 = 0x7fff;
 
 impl Qp {
     /// Takes a packet for this QP whose lengths, opcode and version are in order.
-    pub fn receive(&mut self, shared: &mut Shared<'_>, _packet: &RxPacket<'_>, roce: &RocePacket<'_>) {
-        if roce.opcode().transport() != self.class() {
-            shared.counters.drop_opcode += 1;
+    pub fn receive(&mut self, shared: &mut Shared<'_>, packet: &RxPacket<'_>, roce: &RocePacket<'_>) {
+        if !self.admits(shared, packet, roce) {
+            return;
+        }
+        if !packet.icrc.valid(packet) {
+            shared.counters.drop_icrc += 1;
+            return;
+        }
+        if roce.opcode().is_response() {
+            self.receive_response(shared, roce);
         } else {
-            shared.counters.drop_state += 1;
+            match self.init.qp_type {
+                QpType::Rc => self.receive_request(shared, roce),
+                _ => shared.counters.drop_opcode += 1,
+            }
         }
     }
 
-    /// Gives packets to the link, `quantum` at most.
-    pub fn transmit(
-        &mut self,
-        _shared: &mut Shared<'_>,
-        _link: &mut dyn Transmit,
-        _quantum: &mut usize,
-    ) -> Turn {
-        Turn::Idle
+    /// The cheap checks: does this QP take such a packet, in this state, from this sender?
+    fn admits(&self, shared: &mut Shared<'_>, packet: &RxPacket<'_>, roce: &RocePacket<'_>) -> bool {
+        let counters = &mut *shared.counters;
+        let opcode = roce.opcode();
+        let (ok, counter) = if opcode.transport() != self.class() {
+            (false, &mut counters.drop_opcode)
+        } else if !self.receives()
+            || opcode.is_response() && !matches!(self.state, QpState::Rts | QpState::Sqd)
+        {
+            (false, &mut counters.drop_state)
+        } else if roce.bth().pkey & 0x7fff != PARTITION {
+            (false, &mut counters.drop_pkey)
+        } else if let Some(path) = self.attr.path {
+            let ours = packet.source == path.dest && packet.dest == path.source;
+            (ours, &mut counters.drop_source)
+        } else {
+            (self.init.qp_type == QpType::Ud, &mut counters.drop_state)
+        };
+        *counter += u64::from(!ok);
+        ok
     }
 
-    /// The timer ran out.
-    pub fn handle_timeout(&mut self, _shared: &mut Shared<'_>) {}
+    /// Gives packets to the link, `quantum` at most: responses first.
+    pub fn transmit(
+        &mut self,
+        shared: &mut Shared<'_>,
+        link: &mut dyn Transmit,
+        quantum: &mut usize,
+    ) -> Turn {
+        match self.transmit_responses(shared, link, quantum) {
+            Turn::Idle => self.transmit_requests(shared, link, quantum),
+            busy => busy,
+        }
+    }
 }

@@ -1,12 +1,33 @@
-//! The requester: turns send WQEs into packets, and tracks which of them the peer has acknowledged.
+//! The requester: which packets of the send queue go out, and which the peer has acknowledged.
 //!
 //! Packets are counted by sequence numbers of 64 bits that never wrap; the PSN on the wire is the first PSN plus the
 //! sequence number, modulo 2^24. Received PSNs become sequence numbers by their distance from the oldest
-//! unacknowledged packet.
+//! unacknowledged packet. A loss is repaired by going back to that packet and sending everything from there again.
+
+use std::time::Duration;
 
 use ferroce_wire::Psn;
 
+use super::window::Window;
 use crate::time::Time;
+use crate::verbs::{QpAttr, WcStatus};
+
+/// The shortest local ACK timeout. Shorter ones would run out while the peer's thread waits for its turn on a
+/// processor; the standard lets a device take up to four times the time asked for.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// Why the requester waits although there is more to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Wait {
+    #[default]
+    No,
+    /// For an acknowledgement: window, credits, fence.
+    Ack,
+    /// For the end of the time an RNR NAK asked for.
+    Rnr,
+    /// For ever: the WQE at the cursor can't be sent, and fails with this status once those before it are done.
+    Failed(WcStatus),
+}
 
 /// State of the sending half of a QP.
 #[derive(Default)]
@@ -16,15 +37,29 @@ pub(crate) struct Requester {
     /// Sequence number that the next WQE begins with.
     tail: u64,
     /// Sequence number of the next packet to send, or to send again.
-    send: u64,
+    pub send: u64,
     /// The sequence number after the highest that was ever sent.
-    sent: u64,
+    pub sent: u64,
     /// The oldest sequence number that is not acknowledged.
-    una: u64,
+    pub una: u64,
+    /// Index of the WQE that `send` belongs to.
+    pub cursor: u64,
+    /// Nothing from this sequence number on is sent while the queue drains (SQD).
+    drain: Option<u64>,
+    /// The end of the drain is to be told.
+    tell_drained: bool,
     /// Messages posted.
     ssn: u64,
-    /// When the timer runs out, if it runs.
+    /// The last message that the peer has credits for; `None`: no limit.
+    credit_limit: Option<u32>,
+    pub window: Window,
+    wait: Wait,
+    /// When the retransmission timer or the RNR wait runs out.
     deadline: Option<Time>,
+    retries: u8,
+    rnr_retries: u8,
+    /// A sequence NAK that was acted on: the responder sends one per gap, so another is a copy.
+    nak_done: Option<u64>,
 }
 
 impl Requester {
@@ -36,11 +71,13 @@ impl Requester {
         };
     }
 
-    /// Stops sending and all timers.
+    /// Stops sending and all timers; the queue is about to be emptied.
     pub fn stop(&mut self) {
         self.send = self.tail;
         self.sent = self.tail;
         self.una = self.tail;
+        self.wait = Wait::No;
+        self.drain = None;
         self.deadline = None;
     }
 
@@ -62,12 +99,24 @@ impl Requester {
 
     /// The PSN of the next new packet.
     pub fn next_psn(&self) -> Psn {
-        self.psn(self.send)
+        self.psn(self.sent)
     }
 
-    /// Whether there are packets that were never sent, or are to be sent again.
+    /// The outstanding packet with this PSN; `None` if no such packet is outstanding.
+    pub fn outstanding_seq(&self, psn: Psn) -> Option<u64> {
+        let distance = u64::try_from(psn.distance(self.psn(self.una))).ok()?;
+        let seq = self.una + distance;
+        (seq < self.sent).then_some(seq)
+    }
+
+    /// Whether packets are sent and not acknowledged.
+    pub fn outstanding(&self) -> bool {
+        self.una < self.sent
+    }
+
+    /// Whether there is a packet to send, and nothing to wait for.
     pub fn has_work(&self) -> bool {
-        self.send < self.tail
+        self.wait == Wait::No && self.send < self.drain.unwrap_or(self.tail)
     }
 
     /// When a timer runs out.
@@ -75,8 +124,170 @@ impl Requester {
         self.deadline
     }
 
-    /// Whether packets are sent and not acknowledged.
-    pub fn outstanding(&self) -> bool {
-        self.una < self.sent
+    /// Nothing but what precedes `end` is to be sent any more (SQD).
+    pub fn set_drain(&mut self, end: u64, tell: bool) {
+        self.drain = Some(end);
+        self.tell_drained = tell;
+    }
+
+    /// Everything is to be sent again (SQD to RTS).
+    pub fn end_drain(&mut self) {
+        self.drain = None;
+        self.tell_drained = false;
+    }
+
+    /// Whether the queue has drained, and that is to be told: once.
+    pub fn take_drained(&mut self) -> bool {
+        self.drain.is_some_and(|end| self.una >= end) && std::mem::take(&mut self.tell_drained)
+    }
+
+    /// Whether the message with this send sequence number may begin, by the peer's credits: one more than it
+    /// granted may, to find out. A further packet of that one waits until the first is acknowledged.
+    pub fn has_credit(&self, ssn: u64, first: u64) -> bool {
+        let Some(limit) = self.credit_limit else {
+            return true;
+        };
+        match Psn::new(ssn as u32).distance(Psn::new(limit)) {
+            ..=0 => true,
+            1 => self.send == first || self.una > first,
+            // A peer that counts otherwise must not stop us for ever.
+            _ => self.una == self.send,
+        }
+    }
+
+    /// Whether the peer granted the message with this send sequence number.
+    pub fn is_granted(&self, ssn: u64) -> bool {
+        self.credit_limit
+            .is_none_or(|limit| Psn::new(ssn as u32).distance(Psn::new(limit)) <= 0)
+    }
+
+    /// Takes the credits of an AETH: `None` for no limit.
+    pub fn grant(&mut self, msn: u32, credits: Option<u32>) {
+        let limit = credits.map(|credits| Psn::new(msn).add(credits).value());
+        if self.wait == Wait::Ack && limit != self.credit_limit {
+            self.wait = Wait::No;
+        }
+        self.credit_limit = limit;
+    }
+
+    /// Waits for an acknowledgement before more is sent.
+    pub fn wait_for_ack(&mut self) {
+        self.wait = Wait::Ack;
+    }
+
+    /// The WQE at the cursor can't be sent.
+    pub fn fail_at_cursor(&mut self, status: WcStatus) {
+        self.wait = Wait::Failed(status);
+    }
+
+    /// The status that the oldest WQE fails with, if it is the one that can't be sent.
+    pub fn failure_of(&self, head: u64) -> Option<WcStatus> {
+        match self.wait {
+            Wait::Failed(status) if head == self.cursor => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The packet at `send` has been handed to the link; it stood for `packets` sequence numbers.
+    pub fn packet_sent(&mut self, now: Time, attr: &QpAttr, packets: u32, cost: u64) {
+        self.send += u64::from(packets);
+        self.sent = self.sent.max(self.send);
+        self.window.sent(cost);
+        if self.deadline.is_none() {
+            self.restart_timer(now, attr);
+        }
+    }
+
+    /// The packet at `send` has been handed to the link, and nobody will acknowledge it (UC, UD).
+    pub fn unreliable_sent(&mut self) {
+        self.send += 1;
+        self.sent = self.send;
+        self.una = self.send;
+    }
+
+    /// What is before `to` need not be sent again.
+    pub fn skip_to(&mut self, to: u64, cursor: u64) {
+        self.send = to;
+        self.cursor = cursor;
+    }
+
+    /// Everything before `to` is acknowledged (`to` is past `una`); `cost` of it was counted as in flight.
+    pub fn acked(&mut self, now: Time, attr: &QpAttr, to: u64, cost: u64) {
+        self.una = to;
+        self.window.acked(cost);
+        self.refill(attr);
+        self.nak_done = None;
+        if !matches!(self.wait, Wait::Failed(_)) {
+            self.wait = Wait::No;
+        }
+        self.restart_timer(now, attr);
+    }
+
+    /// Sets the retry counters to what the QP allows.
+    pub fn refill(&mut self, attr: &QpAttr) {
+        self.retries = attr.retry_cnt;
+        self.rnr_retries = attr.rnr_retry;
+    }
+
+    /// Restarts the retransmission timer, or stops it when nothing is outstanding.
+    fn restart_timer(&mut self, now: Time, attr: &QpAttr) {
+        self.deadline = match (self.outstanding(), attr.timeout) {
+            (false, _) | (_, 0) => None,
+            (true, t) => Some(now + Duration::from_nanos(4096 << t).max(MIN_ACK_TIMEOUT)),
+        };
+    }
+
+    /// Whether it waits for the end of an RNR time.
+    pub fn rnr_waiting(&self) -> bool {
+        self.wait == Wait::Rnr
+    }
+
+    /// Whether this sequence NAK was acted on already; notes it if not.
+    pub fn nak_is_copy(&mut self, seq: u64) -> bool {
+        self.nak_done.replace(seq) == Some(seq)
+    }
+
+    /// Sends everything from the oldest unacknowledged packet again. `cursor`: the WQE that it belongs to.
+    pub fn go_back(&mut self, cursor: u64) {
+        self.window.lost(self.una, self.sent);
+        self.rewind(cursor);
+        self.wait = Wait::No;
+    }
+
+    /// Waits, then sends everything from the oldest unacknowledged packet again.
+    pub fn wait_rnr(&mut self, until: Time, cursor: u64) {
+        self.rewind(cursor);
+        self.wait = Wait::Rnr;
+        self.deadline = Some(until);
+    }
+
+    /// The RNR wait is over.
+    pub fn end_rnr(&mut self) {
+        self.wait = Wait::No;
+        self.deadline = None;
+    }
+
+    fn rewind(&mut self, cursor: u64) {
+        self.send = self.una;
+        self.cursor = cursor;
+        self.window.rewind();
+        self.deadline = None;
+    }
+
+    /// Takes one retry; false if none is left.
+    pub fn take_retry(&mut self) -> bool {
+        let left = self.retries.checked_sub(1);
+        self.retries = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// Takes one RNR retry; false if none is left. 7 is for ever.
+    pub fn take_rnr_retry(&mut self, attr: &QpAttr) -> bool {
+        if attr.rnr_retry == 7 {
+            return true;
+        }
+        let left = self.rnr_retries.checked_sub(1);
+        self.rnr_retries = left.unwrap_or(0);
+        left.is_some()
     }
 }

@@ -1,17 +1,60 @@
-//! The responder: carries out the peer's requests in PSN order, and answers them.
+//! State of the responder: the message being received, and the answer that is due.
 
-use ferroce_wire::Psn;
+use ferroce_wire::aeth::NO_CREDIT_LIMIT;
+use ferroce_wire::{Psn, Syndrome};
 
+use super::payload::Cursor;
+use crate::link::Path;
 use crate::queue::rq::ActiveRecv;
+
+/// An ACKNOWLEDGE packet to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub psn: Psn,
+    pub syndrome: Syndrome,
+    pub msn: u32,
+}
+
+/// A response that outlives its QP, with where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parting {
+    pub path: Path,
+    pub dest_qpn: u32,
+    pub response: Response,
+}
+
+/// Which operation the packets of a message that is under way belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    Send,
+}
 
 /// State of the receiving half of a QP.
 pub(crate) struct Responder {
     /// PSN expected next.
-    epsn: Psn,
+    pub epsn: Psn,
+    /// Messages completed, modulo 2^24.
+    pub msn: u32,
+    /// A NAK of the expected PSN was sent, and what lies behind it is dropped in silence.
+    pub nak_sent: bool,
+    /// The last PSN seen behind a gap.
+    ahead: Psn,
+    /// The message under way.
+    pub message: Option<Message>,
     /// The receive WQE that a message is going into.
-    active: ActiveRecv,
+    pub active: ActiveRecv,
     /// Whether `active` is in use.
     receiving: bool,
+    /// Bytes that `active` has room for.
+    room: u64,
+    /// Bytes received into `active`.
+    pub received: u32,
+    /// Where the next byte goes.
+    pub cursor: Cursor,
+    /// The peer has been heard of since RTR.
+    pub established: bool,
+    /// What is to be answered to the newest request: it says it all.
+    response: Option<Syndrome>,
 }
 
 impl Responder {
@@ -19,15 +62,29 @@ impl Responder {
     pub fn new(max_sge: u32) -> Responder {
         Responder {
             epsn: Psn::new(0),
+            msn: 0,
+            nak_sent: false,
+            ahead: Psn::new(0),
+            message: None,
             active: ActiveRecv::new(max_sge as usize),
             receiving: false,
+            room: 0,
+            received: 0,
+            cursor: Cursor::default(),
+            established: false,
+            response: None,
         }
     }
 
     /// Begins with a PSN (INIT to RTR).
     pub fn start(&mut self, psn: Psn) {
         self.epsn = psn;
+        self.msn = 0;
+        self.nak_sent = false;
+        self.message = None;
         self.receiving = false;
+        self.established = false;
+        self.response = None;
     }
 
     /// Forgets everything.
@@ -40,8 +97,83 @@ impl Responder {
         self.epsn
     }
 
+    /// A receive WQE was taken into `active`.
+    pub fn begin_active(&mut self) {
+        self.receiving = true;
+        self.received = 0;
+        self.cursor = Cursor::default();
+        self.room = self.active.sges().iter().map(|sge| u64::from(sge.length)).sum();
+    }
+
+    /// Whether so many more bytes fit into the receive WQE.
+    pub fn fits(&self, len: usize) -> bool {
+        u64::from(self.received) + len as u64 <= self.room
+    }
+
     /// Ends the use of the receive WQE in progress; gives its cookie, if there was one.
     pub fn end_active(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.active.wr_id)
+    }
+
+    /// The packet expected has been carried out; `completes` a message.
+    pub fn accept(&mut self, completes: bool) {
+        self.epsn = self.epsn.next();
+        self.nak_sent = false;
+        if completes {
+            self.msn = (self.msn + 1) & 0xff_ffff;
+        }
+        // A NAK that has not left is out of date: the gap is smaller now, or closed.
+        match self.response {
+            Some(Syndrome::Nak(_)) if !self.ahead.is_before(self.epsn) => self.nak_sent = true,
+            Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }) => {
+                self.response = None;
+                self.acknowledge();
+            }
+            _ => {}
+        }
+    }
+
+    /// The newest request is to be acknowledged, and all before it with that. A NAK that is due says the same.
+    pub fn acknowledge(&mut self) {
+        self.response.get_or_insert(Syndrome::Ack {
+            credit: NO_CREDIT_LIMIT,
+        });
+    }
+
+    /// The expected request is refused; that acknowledges all before it too.
+    pub fn refuse(&mut self, syndrome: Syndrome) {
+        self.nak_sent = true;
+        self.response = Some(syndrome);
+    }
+
+    /// A request behind a gap, whether or not it was NAKed.
+    pub fn note_ahead(&mut self, psn: Psn) {
+        if !self.nak_sent || psn.is_after(self.ahead) {
+            self.ahead = psn;
+        }
+    }
+
+    /// Whether an answer is due.
+    pub fn has_response(&self) -> bool {
+        self.response.is_some()
+    }
+
+    /// The answer that is due.
+    pub fn response(&self) -> Option<Response> {
+        let syndrome = self.response?;
+        let psn = match syndrome {
+            Syndrome::Ack { .. } => self.epsn.sub(1),
+            _ => self.epsn,
+        };
+        Some(Response {
+            psn,
+            syndrome,
+            msn: self.msn,
+        })
+    }
+
+    /// The answer has been sent, or is not wanted any more.
+    pub fn clear_response(&mut self) {
+        self.response = None;
     }
 }

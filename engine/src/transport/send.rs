@@ -1,0 +1,181 @@
+//! The send queue at work: which request goes out next, and what holds it back.
+
+use ferroce_wire::Deth;
+
+use super::payload::Domain;
+use super::request::Request;
+use crate::link::{Path, Transmit, TransmitError};
+use crate::qp::{Qp, Shared, Turn};
+use crate::queue::sq::SendWqe;
+use crate::verbs::{AsyncEvent, Operation, QpState, QpType, WcStatus};
+
+/// In the Q_Key of a UD work request: the QP's own is meant.
+const OWN_QKEY: u32 = 1 << 31;
+
+/// What became of the next request.
+enum Step {
+    Sent,
+    /// Nothing can be sent now.
+    Waits,
+    /// The link is full.
+    Full,
+}
+
+impl SendWqe {
+    /// Whether it takes a receive of the peer, and so one of its credits.
+    fn takes_receive(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Send | Operation::SendImm(_) | Operation::SendInv(_) | Operation::WriteImm { .. }
+        )
+    }
+}
+
+impl Qp {
+    /// Gives request packets to the link, `quantum` at most.
+    pub fn transmit_requests(
+        &mut self,
+        shared: &mut Shared<'_>,
+        link: &mut dyn Transmit,
+        quantum: &mut usize,
+    ) -> Turn {
+        while self.sends() && self.requester.has_work() {
+            if *quantum == 0 {
+                return Turn::More;
+            }
+            match self.transmit_request(shared, link) {
+                Step::Sent => *quantum -= 1,
+                Step::Waits => return Turn::Idle,
+                Step::Full => return Turn::Full,
+            }
+        }
+        Turn::Idle
+    }
+
+    /// Whether the send queue is processed.
+    pub fn sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Gives the packet at the cursor to the link.
+    fn transmit_request(&mut self, shared: &mut Shared<'_>, link: &mut dyn Transmit) -> Step {
+        let seq = self.requester.send;
+        let index = self.cursor_for(seq);
+        let Some(wqe) = self.sq.get(index).copied() else {
+            return Step::Waits;
+        };
+        let reliable = self.init.qp_type == QpType::Rc;
+        let Some(mut request) = Request::new(self.class(), &wqe, (seq - wqe.first) as u32, self.mtu) else {
+            return self.fail_at(shared, index, WcStatus::LocQpOpErr);
+        };
+        let cost = shared.cost.of(request.payload);
+        if reliable {
+            if wqe.takes_receive() && !self.requester.has_credit(wqe.ssn, wqe.first)
+                || !self.requester.window.allows(cost)
+            {
+                self.requester.wait_for_ack();
+                return Step::Waits;
+            }
+            request.ack_request = seq + 1 == wqe.end()
+                || self.requester.window.ask(cost)
+                || seq == wqe.first && !self.requester.is_granted(wqe.ssn);
+        }
+        request.psn = self.requester.psn(seq);
+        let Some(path) = self.address(&mut request, index) else {
+            return self.fail_at(shared, index, WcStatus::LocQpOpErr);
+        };
+        let domain = Domain {
+            pd: self.init.pd,
+            keys: shared.keys,
+            memory: shared.memory,
+        };
+        let (sq, len) = (&self.sq, request.len());
+        let taken = link.packet(&path, request.dest_qpn, len, &mut |out| {
+            request.fill(out, domain, sq, index, &wqe)
+        });
+        match taken {
+            Err(TransmitError::Full) => return Step::Full,
+            Err(TransmitError::Fault(_)) => return self.fail_at(shared, index, WcStatus::LocProtErr),
+            Ok(()) => {}
+        }
+        shared.counters.tx_packets += 1;
+        if reliable {
+            shared.counters.retransmits += u64::from(seq < self.requester.sent);
+            if request.ack_request {
+                self.requester.window.asked();
+            }
+            self.requester.packet_sent(shared.now, &self.attr, 1, cost);
+        } else {
+            self.requester.unreliable_sent();
+            if self.requester.una == wqe.end() {
+                self.complete_send(shared);
+                self.check_drained(shared);
+            }
+        }
+        Step::Sent
+    }
+
+    /// Where a request goes; sets its destination QP.
+    fn address(&self, request: &mut Request, index: u64) -> Option<Path> {
+        if self.init.qp_type == QpType::Ud {
+            let dest = self.sq.ud(index)?;
+            let qkey = if dest.qkey & OWN_QKEY != 0 {
+                self.attr.qkey
+            } else {
+                dest.qkey
+            };
+            request.deth = Some(Deth {
+                qkey,
+                src_qpn: self.qpn,
+            });
+            request.dest_qpn = dest.qpn;
+            return Some(dest.path);
+        }
+        request.dest_qpn = self.attr.dest_qpn;
+        self.attr.path
+    }
+
+    /// The WQE that a sequence number at or after the cursor's belongs to; moves the cursor there.
+    fn cursor_for(&mut self, seq: u64) -> u64 {
+        let mut index = self.requester.cursor.max(self.sq.head());
+        while self.sq.get(index).is_some_and(|wqe| wqe.end() <= seq) {
+            index += 1;
+        }
+        self.requester.cursor = index;
+        index
+    }
+
+    /// The WQE at the cursor can't be sent: it fails as soon as those before it are done.
+    fn fail_at(&mut self, shared: &mut Shared<'_>, index: u64, status: WcStatus) -> Step {
+        self.requester.cursor = index;
+        self.requester.fail_at_cursor(status);
+        self.settle_failure(shared);
+        Step::Waits
+    }
+
+    /// Fails the WQE that could not be sent, if it is the oldest now.
+    pub fn settle_failure(&mut self, shared: &mut Shared<'_>) {
+        if let Some(status) = self.requester.failure_of(self.sq.head()) {
+            self.fail_send(shared, status);
+        }
+    }
+
+    /// Tells once that a send queue that was to drain (SQD) has done so.
+    pub fn check_drained(&mut self, shared: &mut Shared<'_>) {
+        if self.requester.take_drained() {
+            shared.events.push_back(AsyncEvent::SqDrained(self.qpn));
+        }
+    }
+
+    /// Begins to drain the send queue: the message that is partly sent is the last.
+    pub fn start_drain(&mut self, shared: &mut Shared<'_>) {
+        let sent = self.requester.sent;
+        let partly = self
+            .sq
+            .get(self.sq.find(sent.saturating_sub(1)))
+            .filter(|wqe| wqe.first < sent);
+        let end = partly.map_or(sent, |wqe| wqe.end());
+        self.requester.set_drain(end, self.attr.sqd_async_notify);
+        self.check_drained(shared);
+    }
+}

@@ -1,0 +1,4 @@
+//! Pairs of devices, driven by hand over a link in memory: one test per rule.
+
+mod pair;
+mod rc;
