@@ -47,7 +47,7 @@ bench: build ## speed, as ratios to plain UDP and TCP on the same path
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (60)
 	@tests/setup build
-	@tests/fuzz $(FUZZ_SECONDS)
+	@fuzz/run $(FUZZ_SECONDS)
 
 deny: ## licences, advisories and sources of the dependencies
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
