@@ -5,6 +5,7 @@
 //! [`connection`] one client, [`server`] what clients ask.
 
 mod connection;
+pub mod detach;
 mod devices;
 mod gid;
 mod picture;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use ferroce_engine::control::{MAX_SLOT, protocol};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use tracing::info;
@@ -72,7 +74,8 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    fn io(what: &'static str) -> impl Fn(io::Error) -> Self {
+    /// For `map_err`: an error of that step.
+    pub fn io(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }
 }
@@ -170,6 +173,8 @@ pub struct Daemon {
 impl Daemon {
     /// Takes the daemon's name, the RoCE port and the devices of this network namespace.
     pub fn new(options: &Options) -> Result<Self, DaemonError> {
+        // What the tree shows is for all to read.
+        rustix::process::umask(Mode::from_raw_mode(0o022));
         let listener = take_name()?;
         let signals = sys::termination_signals().map_err(DaemonError::io("signalfd"))?;
         let sockets =
@@ -193,8 +198,6 @@ impl Daemon {
             Tree::create(netns, options.group.is_some()).map_err(DaemonError::io("make the device tree"))?;
         let mut server = Server::new(options, poll, sockets, netns, tree);
         server.follow(netlink::interfaces().map_err(DaemonError::io("rtnetlink"))?);
-        // From here on a connection waits for us instead of being refused.
-        listen(&listener, 128).map_err(|error| DaemonError::io("listen")(error.into()))?;
         Ok(Self {
             server,
             listener,
@@ -235,14 +238,31 @@ impl Daemon {
     }
 }
 
-/// Binds the daemon's socket: who does it first is the daemon of this network namespace.
+/// Binds the daemon's socket: who does it first is the daemon of this network namespace. From then
+/// on a connection waits for the daemon instead of being refused.
 fn take_name() -> Result<OwnedFd, DaemonError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(|error| DaemonError::io("socket")(error.into()))?;
-    match bind(&listener, &protocol::address()) {
+    match bind(&listener, &protocol::address()).and_then(|()| listen(&listener, 128)) {
         Ok(()) => Ok(listener),
         Err(Errno::ADDRINUSE) => Err(DaemonError::Running),
         Err(error) => Err(DaemonError::io("bind")(error.into())),
     }
+}
+
+/// Group id of a number, or of a name in `/etc/group`.
+pub fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let id = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next()? == text).then(|| fields.nth(1)?.parse().ok())?
+    };
+    groups
+        .lines()
+        .find_map(id)
+        .ok_or_else(|| format!("no group `{text}` in /etc/group"))
 }

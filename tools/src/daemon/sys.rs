@@ -94,7 +94,6 @@ pub fn termination_signals() -> io::Result<OwnedFd> {
 
 /// Makes every descriptor from 3 on close-on-exec: a detached daemon must keep no pipe of its
 /// starter open.
-#[expect(dead_code)]
 pub fn close_inherited_on_exec() -> io::Result<()> {
     // SAFETY: the call changes only descriptor flags.
     checked(unsafe {

@@ -1,0 +1,130 @@
+//! `ferroce`: the command line.
+
+pub mod installation;
+pub mod link;
+pub mod run;
+pub mod starter;
+pub mod status;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use ferroce_engine::control::ControlError;
+
+const USAGE: &str = "ferroce [ OPTIONS ] OBJECT { COMMAND | help }
+       ferroce run [ -- ] CMD [ ARGUMENTS ]
+where  OBJECT := { link | status | run | decode }
+       OPTIONS := { -j[son] | -p[retty] | -V[ersion] | -h[elp] }";
+
+/// Software RDMA NIC in user space: runs unmodified verbs programs, and shows its devices.
+#[derive(Parser)]
+#[command(name = "ferroce", version, override_usage = USAGE, infer_subcommands = true, arg_required_else_help = true)]
+pub struct Ferroce {
+    #[command(flatten)]
+    output: Output,
+    #[command(subcommand)]
+    object: Object,
+}
+
+/// How results are printed.
+#[derive(Args, Clone, Copy)]
+pub struct Output {
+    /// Print JSON.
+    #[arg(short, long, global = true)]
+    json: bool,
+    /// Print JSON on many lines.
+    #[arg(short, long, global = true, requires = "json")]
+    pretty: bool,
+}
+
+#[derive(Subcommand)]
+enum Object {
+    /// Run a program that finds the devices of Ferroce; starts ferroced if none runs.
+    Run(run::Run),
+    /// Show, add and remove devices.
+    #[command(infer_subcommands = true)]
+    Link {
+        #[command(subcommand)]
+        command: Option<link::Link>,
+    },
+    /// Show the programs that use devices, their queue pairs and counters.
+    Status,
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The daemon could not be asked, or refused.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The daemon is needed and does not run.
+    #[error(
+        "no ferroced runs in this network namespace: start it by `ferroced --detach`, or a program by `ferroce run -- CMD`"
+    )]
+    NoDaemon,
+    /// The daemon could not be started.
+    #[error("{0}")]
+    Start(String),
+    /// A file of the installation is missing.
+    #[error("{0}")]
+    Installation(String),
+    /// The program of `ferroce run` could not be started.
+    #[error("can't run `{program}`: {source}")]
+    Exec {
+        /// The program.
+        program: String,
+        /// The error.
+        source: std::io::Error,
+    },
+    /// Standard output does not take the result.
+    #[error("can't print: {0}")]
+    Print(#[from] std::io::Error),
+}
+
+impl CliError {
+    /// Exit status: as `env` gives for a program that it can't run, else 1.
+    fn status(&self) -> u8 {
+        match self {
+            Self::Exec { source, .. } if source.kind() == std::io::ErrorKind::NotFound => 127,
+            Self::Exec { .. } => 126,
+            _ => 1,
+        }
+    }
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let Ferroce { output, object } = Ferroce::parse();
+    let result = match object {
+        Object::Run(run) => run.run().map(|never| match never {}),
+        Object::Link { command } => command.unwrap_or_default().run(output),
+        Object::Status => status::run(output),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has enough: no failure of ours.
+        Err(CliError::Print(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ferroce: {error}");
+            ExitCode::from(error.status())
+        }
+    }
+}
+
+/// Prints a value as JSON, as the options say.
+fn print_json(output: Output, value: &serde_json::Value) -> Result<(), CliError> {
+    let text = if output.pretty {
+        format!("{value:#}")
+    } else {
+        value.to_string()
+    };
+    print(&text)
+}
+
+/// Prints text and a newline.
+fn print(text: &str) -> Result<(), CliError> {
+    use std::io::Write;
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    Ok(stdout.flush()?)
+}
