@@ -5,7 +5,7 @@ use ferroce_wire::{PathMtu, Psn};
 use super::state::check_transition;
 use super::{Qp, Shared};
 use crate::device::Limits;
-use crate::verbs::{QpAttr, QpAttrMask as M, QpState, VerbsError};
+use crate::verbs::{QpAttr, QpAttrMask as M, QpState, QpType, VerbsError};
 
 impl Qp {
     /// Changes the attributes named by `mask`; nothing if any of them is wrong. `path_mtu` is the device's.
@@ -28,7 +28,7 @@ impl Qp {
         check_transition(self.init.qp_type, self.state, target, mask)?;
         check_values(limits, path_mtu, new, mask)?;
         self.assign(new, mask);
-        self.enter(shared, target);
+        self.enter(shared, target, path_mtu);
         Ok(())
     }
 
@@ -70,14 +70,20 @@ impl Qp {
         }
     }
 
-    /// Does what a change of state entails.
-    fn enter(&mut self, shared: &mut Shared<'_>, target: QpState) {
+    /// Does what a change of state entails. `path_mtu` is the device's.
+    fn enter(&mut self, shared: &mut Shared<'_>, target: QpState, path_mtu: PathMtu) {
         match target {
             QpState::Reset => self.reset(shared),
             QpState::Err => self.enter_error(shared),
             QpState::Sqd if self.state == QpState::Rts => {
                 self.state = target;
                 self.start_drain(shared);
+            }
+            QpState::Rtr => {
+                self.state = target;
+                if self.init.qp_type == QpType::Ud {
+                    self.mtu = path_mtu.bytes() as u32;
+                }
             }
             QpState::Rts => {
                 self.state = target;

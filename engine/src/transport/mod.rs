@@ -7,6 +7,7 @@ pub(crate) mod requester;
 mod respond;
 pub(crate) mod responder;
 mod send;
+mod uc;
 pub(crate) mod ud;
 pub(crate) mod window;
 
@@ -37,7 +38,9 @@ impl Qp {
         } else {
             match self.init.qp_type {
                 QpType::Rc => self.receive_request(shared, roce),
-                _ => shared.counters.drop_opcode += 1,
+                QpType::Uc => self.receive_unreliable(shared, roce),
+                QpType::Ud => self.receive_datagram(shared, packet, roce),
+                QpType::XrcSend | QpType::XrcRecv => shared.counters.drop_opcode += 1,
             }
         }
     }
@@ -54,11 +57,14 @@ impl Qp {
             (false, &mut counters.drop_state)
         } else if roce.bth().pkey & 0x7fff != PARTITION {
             (false, &mut counters.drop_pkey)
+        } else if self.init.qp_type == QpType::Ud {
+            let ours = roce.deth().is_some_and(|deth| deth.qkey == self.attr.qkey);
+            (ours, &mut counters.drop_qkey)
         } else if let Some(path) = self.attr.path {
             let ours = packet.source == path.dest && packet.dest == path.source;
             (ours, &mut counters.drop_source)
         } else {
-            (self.init.qp_type == QpType::Ud, &mut counters.drop_state)
+            (false, &mut counters.drop_state)
         };
         *counter += u64::from(!ok);
         ok

@@ -156,8 +156,12 @@ impl Qp {
             .map_or(self.init.pd, |srq| srq.pd)
     }
 
-    /// Takes the next receive WQE; false if there is none.
+    /// Takes the next receive WQE; false if there is none. One that a dropped message (UC, UD) had is used again.
     fn take_recv(&mut self, shared: &mut Shared<'_>) -> bool {
+        if self.responder.receiving {
+            self.responder.begin_active();
+            return true;
+        }
         let active = &mut self.responder.active;
         let taken = match self.init.srq {
             None => self.rq.take(active),

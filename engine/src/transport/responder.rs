@@ -44,7 +44,7 @@ pub(crate) struct Responder {
     /// The receive WQE that a message is going into.
     pub active: ActiveRecv,
     /// Whether `active` is in use.
-    receiving: bool,
+    pub receiving: bool,
     /// Bytes that `active` has room for.
     room: u64,
     /// Bytes received into `active`.

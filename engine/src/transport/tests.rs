@@ -2,3 +2,5 @@
 
 mod pair;
 mod rc;
+mod uc;
+mod ud;

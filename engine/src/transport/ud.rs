@@ -1,9 +1,14 @@
-//! Unreliable datagram.
+//! Unreliable datagram: single packets to and from anybody who knows the Q_Key.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::link::Path;
-use crate::verbs::UdDest;
+use ferroce_wire::grh::GrhIpv4;
+use ferroce_wire::{Gid, Grh, GrhArea, RocePacket};
+
+use super::respond::Refusal;
+use crate::link::{Path, RxPacket};
+use crate::qp::{Qp, Shared};
+use crate::verbs::{UdDest, Wc, WcFlags, WcStatus};
 
 /// What stands in the place of a destination before one is posted.
 pub(crate) const NOWHERE: UdDest = UdDest {
@@ -20,3 +25,71 @@ pub(crate) const NOWHERE: UdDest = UdDest {
     qpn: 0,
     qkey: 0,
 };
+
+/// Protocol number of UDP.
+const UDP: u8 = 17;
+/// Bytes of a UDP header.
+const UDP_LEN: usize = 8;
+/// Bytes of an IPv4 header without options.
+const IPV4_LEN: usize = 20;
+
+impl Qp {
+    /// Takes a datagram: the network header goes in front of the payload. Without a receive that it fits into, it is
+    /// dropped.
+    pub fn receive_datagram(
+        &mut self,
+        shared: &mut Shared<'_>,
+        packet: &RxPacket<'_>,
+        roce: &RocePacket<'_>,
+    ) {
+        let Some(deth) = roce.deth() else { return };
+        if roce.payload().len() > self.mtu as usize {
+            shared.counters.drop_sequence += 1;
+            return;
+        }
+        let placed = self
+            .place(shared, true, &network_header(packet).to_bytes())
+            .and_then(|()| self.place(shared, false, roce.payload()));
+        match placed {
+            Ok(()) => {
+                let wc = Wc {
+                    src_qp: deth.src_qpn,
+                    flags: WcFlags::GRH,
+                    ..Wc::default()
+                };
+                self.complete_recv(shared, roce, wc);
+            }
+            Err(Refusal::NoReceive | Refusal::TooLong) => shared.counters.drop_no_receive += 1,
+            Err(Refusal::Fault) => {
+                self.fail_recv(shared, WcStatus::LocProtErr);
+                self.enter_error(shared);
+            }
+        }
+    }
+}
+
+/// The network header that a packet came with, as far as the link tells: IPv4 identification and IPv6 flow label are
+/// given as 0.
+fn network_header(packet: &RxPacket<'_>) -> GrhArea {
+    let datagram = UDP_LEN + packet.data.len();
+    if let (IpAddr::V4(src), IpAddr::V4(dst)) = (packet.source, packet.dest) {
+        return GrhArea::V4(GrhIpv4 {
+            tos: packet.traffic_class,
+            total_len: (IPV4_LEN + datagram) as u16,
+            id: 0,
+            dont_fragment: true,
+            ttl: packet.hop_limit,
+            src,
+            dst,
+        });
+    }
+    GrhArea::V6(Grh {
+        traffic_class: packet.traffic_class,
+        flow_label: 0,
+        payload_len: datagram as u16,
+        next_header: UDP,
+        hop_limit: packet.hop_limit,
+        sgid: Gid::from(packet.source),
+        dgid: Gid::from(packet.dest),
+    })
+}
