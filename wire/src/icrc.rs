@@ -7,6 +7,7 @@
 
 use crc32fast::Hasher;
 
+use crate::header::put;
 use crate::packet::ICRC_LEN;
 use crate::udp_port::ROCE_V2_PORT;
 use crate::{Bth, Grh, Network, ParseError};
@@ -55,6 +56,42 @@ pub struct Ipv6Pseudo {
     pub src_port: u16,
 }
 
+impl Ipv4Pseudo {
+    /// The headers, with ones in the fields that the ICRC leaves out.
+    #[rustfmt::skip]
+    fn masked(&self) -> [u8; IPV4_LEN + UDP_LEN] {
+        let [len_hi, len_lo] = self.total_len.to_be_bytes();
+        let [id_hi, id_lo] = self.id.to_be_bytes();
+        let df = u8::from(self.dont_fragment) << 6;
+        let [s0, s1, s2, s3] = self.src;
+        let [d0, d1, d2, d3] = self.dst;
+        let [sp0, sp1] = self.src_port.to_be_bytes();
+        let [dp0, dp1] = ROCE_V2_PORT.to_be_bytes();
+        let [ul0, ul1] = self.total_len.saturating_sub(IPV4_LEN as u16).to_be_bytes();
+        [
+            0x45, 0xff, len_hi, len_lo, id_hi, id_lo, df, 0,
+            0xff, PROTOCOL_UDP, 0xff, 0xff, s0, s1, s2, s3, d0, d1, d2, d3,
+            sp0, sp1, dp0, dp1, ul0, ul1, 0xff, 0xff,
+        ]
+    }
+}
+
+impl Ipv6Pseudo {
+    /// The headers, with ones in the fields that the ICRC leaves out.
+    fn masked(&self) -> [u8; IPV6_LEN + UDP_LEN] {
+        let mut bytes = [0xff; MAX_OUTER_LEN];
+        bytes[0] = 0x6f;
+        bytes[4..6].copy_from_slice(&self.payload_len.to_be_bytes());
+        bytes[6] = PROTOCOL_UDP;
+        bytes[8..24].copy_from_slice(&self.src);
+        bytes[24..40].copy_from_slice(&self.dst);
+        bytes[40..42].copy_from_slice(&self.src_port.to_be_bytes());
+        bytes[42..44].copy_from_slice(&ROCE_V2_PORT.to_be_bytes());
+        bytes[44..46].copy_from_slice(&self.payload_len.to_be_bytes());
+        bytes
+    }
+}
+
 /// An ICRC being computed: start with the outer headers, feed the BTH, then the rest in order.
 #[derive(Clone, Debug)]
 pub struct Icrc(Hasher);
@@ -62,34 +99,27 @@ pub struct Icrc(Hasher);
 impl Icrc {
     /// Starts with IPv4 and UDP headers.
     pub fn ipv4(ip: &Ipv4Pseudo) -> Self {
-        let [len_hi, len_lo] = ip.total_len.to_be_bytes();
-        let [id_hi, id_lo] = ip.id.to_be_bytes();
-        let df = u8::from(ip.dont_fragment) << 6;
-        let [s0, s1, s2, s3] = ip.src;
-        let [d0, d1, d2, d3] = ip.dst;
-        let [sp0, sp1] = ip.src_port.to_be_bytes();
-        let [dp0, dp1] = ROCE_V2_PORT.to_be_bytes();
-        let [ul0, ul1] = ip.total_len.saturating_sub(IPV4_LEN as u16).to_be_bytes();
-        #[rustfmt::skip]
-        let bytes: [u8; IPV4_LEN + UDP_LEN] = [
-            0x45, 0xff, len_hi, len_lo, id_hi, id_lo, df, 0,
-            0xff, PROTOCOL_UDP, 0xff, 0xff, s0, s1, s2, s3, d0, d1, d2, d3,
-            sp0, sp1, dp0, dp1, ul0, ul1, 0xff, 0xff,
-        ];
+        Self::start(&ip.masked())
+    }
+
+    /// Starts with IPv4 and UDP headers and the BTH; faster than feeding it by itself.
+    pub fn ipv4_bth(ip: &Ipv4Pseudo, bth: &[u8; Bth::LEN]) -> Self {
+        let mut bytes = [0; IPV4_LEN + UDP_LEN + Bth::LEN];
+        put::<0, _, _>(&mut bytes, ip.masked());
+        put::<{ IPV4_LEN + UDP_LEN }, _, _>(&mut bytes, masked_bth(bth));
         Self::start(&bytes)
     }
 
     /// Starts with IPv6 and UDP headers.
     pub fn ipv6(ip: &Ipv6Pseudo) -> Self {
-        let mut bytes = [0xff; MAX_OUTER_LEN];
-        bytes[0] = 0x6f;
-        bytes[4..6].copy_from_slice(&ip.payload_len.to_be_bytes());
-        bytes[6] = PROTOCOL_UDP;
-        bytes[8..24].copy_from_slice(&ip.src);
-        bytes[24..40].copy_from_slice(&ip.dst);
-        bytes[40..42].copy_from_slice(&ip.src_port.to_be_bytes());
-        bytes[42..44].copy_from_slice(&ROCE_V2_PORT.to_be_bytes());
-        bytes[44..46].copy_from_slice(&ip.payload_len.to_be_bytes());
+        Self::start(&ip.masked())
+    }
+
+    /// Starts with IPv6 and UDP headers and the BTH; faster than feeding it by itself.
+    pub fn ipv6_bth(ip: &Ipv6Pseudo, bth: &[u8; Bth::LEN]) -> Self {
+        let mut bytes = [0; IPV6_LEN + UDP_LEN + Bth::LEN];
+        put::<0, _, _>(&mut bytes, ip.masked());
+        put::<{ IPV6_LEN + UDP_LEN }, _, _>(&mut bytes, masked_bth(bth));
         Self::start(&bytes)
     }
 
@@ -108,9 +138,7 @@ impl Icrc {
 
     /// Feeds the BTH, masking its byte 4 (FECN, BECN, reserved).
     pub fn update_bth(&mut self, bth: &[u8; Bth::LEN]) {
-        let mut masked = *bth;
-        masked[4] = 0xff;
-        self.0.update(&masked);
+        self.0.update(&masked_bth(bth));
     }
 
     /// Feeds what follows the BTH: extension headers, payload, padding, in order.
@@ -131,6 +159,13 @@ impl Icrc {
     pub fn finish(self) -> u32 {
         self.0.finalize()
     }
+}
+
+/// The BTH with ones in byte 4: FECN, BECN, reserved.
+fn masked_bth(bth: &[u8; Bth::LEN]) -> [u8; Bth::LEN] {
+    let mut masked = *bth;
+    masked[4] = 0xff;
+    masked
 }
 
 /// Sets the fields of an IPv6 header or GRH that the ICRC leaves out: traffic class, flow label
@@ -345,27 +380,34 @@ mod tests {
     fn parts_agree_with_the_whole() {
         let frame = hex(VECTORS[1]);
         let covered = &frame[42..frame.len() - 4];
-        let mut icrc = Icrc::ipv4(&Ipv4Pseudo {
+        let bth = covered.first_chunk().unwrap();
+        let ip = Ipv4Pseudo {
             src: [192, 168, 0, 7],
             dst: [192, 168, 0, 7],
             id: 0x0478,
             total_len: 64,
             dont_fragment: true,
             src_port: 0xc000,
-        });
-        icrc.update_bth(covered.first_chunk().unwrap());
+        };
+        let mut icrc = Icrc::ipv4(&ip);
+        icrc.update_bth(bth);
+        assert_eq!(icrc.clone().finish(), Icrc::ipv4_bth(&ip, bth).finish());
         for part in covered[12..].chunks(5) {
             icrc.update(part);
         }
         assert_eq!(icrc.finish().to_le_bytes(), [0x78, 0xf3, 0x53, 0xf3]);
 
         let frame = hex(VECTORS[2]);
-        let mut icrc = Icrc::ipv6(&Ipv6Pseudo {
+        let ip = Ipv6Pseudo {
             src: frame[22..38].try_into().unwrap(),
             dst: frame[38..54].try_into().unwrap(),
             payload_len: 44,
             src_port: 0xc000,
-        });
+        };
+        let mut icrc = Icrc::ipv6_bth(&ip, frame[62..].first_chunk().unwrap());
+        icrc.update(&frame[74..frame.len() - 4]);
+        assert_eq!(icrc.finish().to_le_bytes(), [0x3e, 0x5b, 0x74, 0x3b]);
+        let mut icrc = Icrc::ipv6(&ip);
         icrc.update_packet(&frame[62..frame.len() - 4]);
         assert_eq!(icrc.finish().to_le_bytes(), [0x3e, 0x5b, 0x74, 0x3b]);
 
