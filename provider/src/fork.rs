@@ -4,6 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_engine::verbs::VerbsError;
+
 use crate::hooks::descriptors;
 
 static CHILD: AtomicBool = AtomicBool::new(false);
@@ -12,6 +14,12 @@ static CHILD: AtomicBool = AtomicBool::new(false);
 #[inline]
 pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
+}
+
+/// Fails in a forked child.
+#[inline]
+pub fn check() -> Result<(), VerbsError> {
+    if is_child() { Err(VerbsError::Gone) } else { Ok(()) }
 }
 
 /// Begins to watch forks; called once, when the provider is loaded.

@@ -1,4 +1,10 @@
 //! The Ferroce provider: what libibverbs loads to drive `ferroce_*` devices.
+//!
+//! libibverbs loads the library for the sake of its constructor, which finds the libibverbs of the process, learns
+//! its release, answers the calls that it would make to a kernel ([`hooks`]), and registers the driver ([`verbs`]).
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the tables of libibverbs' interface are those of 64-bit machines");
 
 pub mod abi;
 pub mod elf;
@@ -6,3 +12,41 @@ pub mod fork;
 pub mod guard;
 pub mod hooks;
 pub mod verbs;
+
+use abi::library::{Library, is_libibverbs};
+use verbs::driver::Driver;
+
+/// Called by the dynamic linker when the library is loaded. It holds locks: no thread may be started here.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn constructor() {
+        guard::guard((), load);
+    }
+    constructor
+};
+
+/// Serves every libibverbs of the process that it knows, and says why it does not serve another.
+#[cfg_attr(test, allow(dead_code))]
+fn load() {
+    let mut served = false;
+    for object in elf::loaded().iter().filter(|object| is_libibverbs(object)) {
+        let library = match Library::open(object) {
+            Ok(library) => library,
+            Err(error) => {
+                eprintln!("ferroce: {error}");
+                continue;
+            }
+        };
+        if let Err(error) = hooks::install(object) {
+            eprintln!("ferroce: {} can't be hooked: {error}", object.path.display());
+            continue;
+        }
+        Driver::register(library);
+        served = true;
+    }
+    if served {
+        fork::watch();
+    }
+}

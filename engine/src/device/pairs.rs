@@ -95,6 +95,16 @@ impl Device {
         Ok(())
     }
 
+    /// Whether so many more sends fit into the queue of a QP. ENOMEM: they do not.
+    pub fn room_for_sends(&self, qpn: u32, count: usize) -> Result<(), VerbsError> {
+        let qp = self.qps.get(qpn).ok_or(VerbsError::NotFound)?;
+        if count <= qp.sq.room() {
+            Ok(())
+        } else {
+            Err(VerbsError::NoMemory)
+        }
+    }
+
     /// Posts a receive. EINVAL: state, an SRQ, or too many entries; ENOMEM: full.
     pub fn post_recv(&mut self, qpn: u32, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
         let (qp, mut shared) = self.qp(self.now, qpn)?;

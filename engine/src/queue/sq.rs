@@ -88,6 +88,11 @@ impl SendQueue {
         self.max_inline
     }
 
+    /// WQEs that still fit.
+    pub fn room(&self) -> usize {
+        (self.capacity as usize).saturating_sub(self.len())
+    }
+
     /// Whether `count` scatter/gather entries fit (EINVAL) and there is a place (ENOMEM).
     pub fn check(&self, count: usize) -> Result<(), VerbsError> {
         if count > self.max_sge {

@@ -1,0 +1,71 @@
+//! The table of ops that a context gets.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::{ah, context, cq, cq_ex, events, mr, pd, post, qp, query, srq};
+use crate::abi::version::Abi;
+
+/// The ops of this provider, by their names in `struct verbs_context_ops`. Those that are missing fail with EOPNOTSUPP.
+const OPS: &[(&str, *const c_void)] = &[
+    ("alloc_pd", pd::alloc_pd as *const c_void),
+    ("async_event", events::async_event as *const c_void),
+    ("cq_event", cq::cq_event as *const c_void),
+    ("create_ah", ah::create_ah as *const c_void),
+    ("create_cq", cq::create_cq as *const c_void),
+    ("create_cq_ex", cq_ex::create_cq_ex as *const c_void),
+    ("create_qp", qp::create_qp as *const c_void),
+    ("create_qp_ex", qp::create_qp_ex as *const c_void),
+    ("create_srq", srq::create_srq as *const c_void),
+    ("create_srq_ex", srq::create_srq_ex as *const c_void),
+    ("dealloc_pd", pd::dealloc_pd as *const c_void),
+    ("dereg_mr", mr::dereg_mr as *const c_void),
+    ("destroy_ah", ah::destroy_ah as *const c_void),
+    ("destroy_cq", cq::destroy_cq as *const c_void),
+    ("destroy_qp", qp::destroy_qp as *const c_void),
+    ("destroy_srq", srq::destroy_srq as *const c_void),
+    ("free_context", context::free_context as *const c_void),
+    ("modify_qp", qp::modify_qp as *const c_void),
+    ("modify_srq", srq::modify_srq as *const c_void),
+    ("poll_cq", cq::poll_cq as *const c_void),
+    ("post_recv", post::post_recv as *const c_void),
+    ("post_send", post::post_send as *const c_void),
+    ("post_srq_recv", post::post_srq_recv as *const c_void),
+    ("query_device_ex", query::query_device_ex as *const c_void),
+    ("query_port", query::query_port as *const c_void),
+    ("query_qp", qp::query_qp as *const c_void),
+    ("query_rt_values", query::query_rt_values as *const c_void),
+    ("query_srq", srq::query_srq as *const c_void),
+    ("reg_mr", mr::reg_mr as *const c_void),
+    ("req_notify_cq", cq::req_notify_cq as *const c_void),
+    ("resize_cq", cq::resize_cq as *const c_void),
+];
+
+/// The `struct verbs_context_ops` of a release.
+pub(super) fn table(abi: &Abi) -> Vec<*const c_void> {
+    let op = |name| {
+        OPS.iter()
+            .find(|(own, _)| *own == name)
+            .map_or(ptr::null(), |(_, function)| *function)
+    };
+    abi.ops().map(op).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_op_has_a_place_in_every_release() {
+        for release in crate::abi::version::OLDEST..=crate::abi::version::NEWEST {
+            let abi = Abi::of_release(release).unwrap();
+            let table = table(&abi);
+            assert_eq!(table.len(), abi.ops().count());
+            assert_eq!(
+                table.iter().filter(|op| !op.is_null()).count(),
+                OPS.len(),
+                "release {release}"
+            );
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Posting lists of work requests.
+
+use std::ffi::c_int;
+
+use ferroce_engine::runtime::Engine;
+use ferroce_engine::verbs::{Operation, RecvWr, SendFlags, SendWr, Sge, UdDest, VerbsError};
+
+use super::ah::Ah;
+use super::qp::Qp;
+use super::srq::Srq;
+use super::verb;
+use crate::abi::verbs::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
+
+/// `IBV_QPT_UD`.
+const UD: u32 = 4;
+
+/// The scatter/gather list of a work request.
+///
+/// # Safety
+/// `list` must have `count` entries, and live as long as the result.
+unsafe fn sges<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], VerbsError> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: as the caller says.
+        Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list, count) }),
+        _ => Err(VerbsError::Invalid),
+    }
+}
+
+/// A send work request as the engine takes it.
+///
+/// # Safety
+/// What `wr` points to must be what its opcode and the type of QP ask for.
+unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32) -> Result<SendWr<'_>, VerbsError> {
+    // SAFETY: all members of the union are plain numbers, and the opcode says which is meant.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let operation = match wr.opcode {
+        0 => Operation::Write {
+            addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+        },
+        1 => Operation::WriteImm {
+            addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+            imm: wr.imm_data,
+        },
+        2 => Operation::Send,
+        3 => Operation::SendImm(wr.imm_data),
+        4 => Operation::Read {
+            addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+        },
+        5 => Operation::CompareSwap {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        },
+        6 => Operation::FetchAdd {
+            addr: atomic.remote_addr,
+            rkey: atomic.rkey,
+            add: atomic.compare_add,
+        },
+        7 => Operation::LocalInvalidate(wr.imm_data),
+        9 => Operation::SendInv(wr.imm_data),
+        _ => return Err(VerbsError::Invalid),
+    };
+    let ud = match qp_type {
+        UD => {
+            // SAFETY: on a UD QP this member is meant, with an address handle of this provider.
+            let (ud, path) = unsafe { (wr.wr.ud, Ah::path(wr.wr.ud.ah)?) };
+            Some(UdDest {
+                path,
+                qpn: ud.remote_qpn,
+                qkey: ud.remote_qkey,
+            })
+        }
+        _ => None,
+    };
+    Ok(SendWr {
+        wr_id: wr.wr_id,
+        operation,
+        flags: SendFlags::from_bits_truncate(wr.send_flags),
+        // SAFETY: as the caller says.
+        sges: unsafe { sges(wr.sg_list, wr.num_sge)? },
+        ud,
+    })
+}
+
+/// Posts a list of sends under one lock. `bad` is set to the first that fails; those before it are posted.
+pub(super) unsafe extern "C" fn post_send(
+    public: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    verb(|| {
+        // SAFETY: the program passes a QP of this provider.
+        let (qp, qp_type) = unsafe { (Qp::of(public), (*public).qp_type) };
+        let posted = (|| {
+            let mut session = qp.context.engine.lock()?;
+            let now = session.now();
+            // SAFETY: the program passes a list of work requests that fit the QP.
+            while let Some(request) = unsafe { wr.as_ref() } {
+                // SAFETY: as above.
+                session.post_send(now, qp.qpn, &unsafe { send_wr(request, qp_type)? })?;
+                wr = request.next;
+            }
+            Ok(())
+        })();
+        if posted.is_err() {
+            // SAFETY: the program passes room for it.
+            unsafe { bad.write(wr) };
+        }
+        posted
+    })
+}
+
+/// Posts a list of receives by `post`, under one lock. `bad` as for sends.
+///
+/// # Safety
+/// `wr` must be a list of receives, and `bad` have room for a pointer.
+unsafe fn post_receives(
+    engine: &Engine,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(&mut ferroce_engine::device::Device, &RecvWr<'_>) -> Result<(), VerbsError>,
+) -> Result<(), VerbsError> {
+    let posted = (|| {
+        let mut session = engine.lock()?;
+        // SAFETY: as the caller says.
+        while let Some(request) = unsafe { wr.as_ref() } {
+            // SAFETY: as the caller says.
+            let sges = unsafe { sges(request.sg_list, request.num_sge)? };
+            post(
+                &mut session,
+                &RecvWr {
+                    wr_id: request.wr_id,
+                    sges,
+                },
+            )?;
+            wr = request.next;
+        }
+        Ok(())
+    })();
+    if posted.is_err() {
+        // SAFETY: as the caller says.
+        unsafe { bad.write(wr) };
+    }
+    posted
+}
+
+pub(super) unsafe extern "C" fn post_recv(
+    public: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    verb(|| {
+        // SAFETY: the program passes a QP of this provider.
+        let qp = unsafe { Qp::of(public) };
+        // SAFETY: the program passes a list of receives.
+        unsafe {
+            post_receives(&qp.context.engine, wr, bad, |device, wr| {
+                device.post_recv(qp.qpn, wr)
+            })
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn post_srq_recv(
+    public: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    verb(|| {
+        // SAFETY: the program passes an SRQ of this provider.
+        let srq = unsafe { Srq::of(public) };
+        // SAFETY: the program passes a list of receives.
+        unsafe {
+            post_receives(&srq.context.engine, wr, bad, |device, wr| {
+                device.post_srq_recv(srq.id, wr)
+            })
+        }
+    })
+}

@@ -1,0 +1,170 @@
+//! Shared receive queues.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use ferroce_engine::device::SrqId;
+use ferroce_engine::verbs::VerbsError;
+
+use super::context::Context;
+use super::events::{Acknowledged, Object, Public};
+use super::pd::Pd;
+use super::{make, next_handle, verb};
+use crate::abi::verbs::{
+    ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+};
+
+/// `IBV_SRQ_INIT_ATTR_TYPE`.
+const WITH_TYPE: u32 = 1;
+/// `IBV_SRQ_INIT_ATTR_PD`.
+const WITH_PD: u32 = 1 << 1;
+/// `IBV_SRQT_BASIC`.
+const BASIC: u32 = 0;
+/// `IBV_SRQ_MAX_WR`.
+const MAX_WR: u32 = 1;
+/// `IBV_SRQ_LIMIT`.
+const LIMIT: u32 = 1 << 1;
+
+/// A shared receive queue; begins as `struct ibv_srq`.
+#[repr(C)]
+pub struct Srq {
+    public: Public<ibv_srq>,
+    pub(super) context: Arc<Context>,
+    pub(super) id: SrqId,
+}
+
+impl Srq {
+    /// The SRQ behind a public one.
+    ///
+    /// # Safety
+    /// `srq` must be one of this provider that lives as long as the result is used.
+    pub unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
+        // SAFETY: as the caller says; the public part comes first.
+        unsafe { &*srq.cast::<Srq>() }
+    }
+
+    /// Its name in the engine; `None` if there is none.
+    ///
+    /// # Safety
+    /// `srq` must be null or one of this provider.
+    pub unsafe fn id(srq: *mut ibv_srq) -> Option<SrqId> {
+        // SAFETY: as the caller says; the public part comes first.
+        unsafe { srq.cast::<Srq>().as_ref() }.map(|srq| srq.id)
+    }
+}
+
+/// Makes an SRQ; stores the sizes granted in `attr`.
+///
+/// # Safety
+/// `public_pd` must be of this provider.
+unsafe fn create(
+    public_pd: *mut ibv_pd,
+    srq_context: *mut std::ffi::c_void,
+    attr: &mut ibv_srq_attr,
+) -> Result<*mut ibv_srq, VerbsError> {
+    // SAFETY: as the caller says.
+    let (pd, public_context) = unsafe { (Pd::of(public_pd), (*public_pd).context) };
+    let context = pd.context.clone();
+    let (id, granted) = {
+        let mut session = context.engine.lock()?;
+        // The limit is not armed at creation.
+        let id = session.create_srq(pd.id, attr.max_wr, attr.max_sge, 0)?;
+        (id, session.query_srq(id)?)
+    };
+    (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
+    let srq = Box::new(Srq {
+        // SAFETY: zeros are null pointers, numbers, and an initialised mutex and condition variable.
+        public: unsafe { Public::zeroed() },
+        context,
+        id,
+    });
+    let public = srq.public.get();
+    // SAFETY: nobody else has it yet.
+    unsafe {
+        (*public).context = public_context;
+        (*public).srq_context = srq_context;
+        (*public).pd = public_pd;
+        (*public).handle = next_handle();
+    }
+    srq.context.objects.insert(Object::Srq(id.0), public as u64);
+    Ok(Box::into_raw(srq).cast())
+}
+
+pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    make(|| {
+        // SAFETY: the program passes attributes.
+        let init = unsafe { &mut *init };
+        // SAFETY: libibverbs passes a PD of this provider.
+        unsafe { create(pd, init.srq_context, &mut init.attr) }
+    })
+}
+
+pub(super) unsafe extern "C" fn create_srq_ex(
+    _: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    make(|| {
+        // SAFETY: the program passes attributes.
+        let init = unsafe { &mut *init };
+        let other_type = init.comp_mask & WITH_TYPE != 0 && init.srq_type != BASIC;
+        if init.comp_mask & !(WITH_TYPE | WITH_PD) != 0 || other_type {
+            return Err(VerbsError::NotSupported);
+        }
+        if init.comp_mask & WITH_PD == 0 || init.pd.is_null() {
+            return Err(VerbsError::Invalid);
+        }
+        // SAFETY: the program passes a PD of this provider.
+        unsafe { create(init.pd, init.srq_context, &mut init.attr) }
+    })
+}
+
+pub(super) unsafe extern "C" fn modify_srq(
+    public: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    verb(|| {
+        // SAFETY: libibverbs passes an SRQ of this provider, and attributes.
+        let (srq, attr) = unsafe { (Srq::of(public), &*attr) };
+        let mask = mask as u32;
+        if mask & !(MAX_WR | LIMIT) != 0 {
+            return Err(VerbsError::Invalid);
+        }
+        let given = |bit, value| (mask & bit != 0).then_some(value);
+        let mut session = srq.context.engine.lock()?;
+        session.modify_srq(srq.id, given(MAX_WR, attr.max_wr), given(LIMIT, attr.srq_limit))
+    })
+}
+
+pub(super) unsafe extern "C" fn query_srq(public: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    verb(|| {
+        // SAFETY: libibverbs passes an SRQ of this provider.
+        let srq = unsafe { Srq::of(public) };
+        let now = srq.context.engine.lock()?.query_srq(srq.id)?;
+        // SAFETY: the program passes room for it.
+        unsafe {
+            attr.write(ibv_srq_attr {
+                max_wr: now.max_wr,
+                max_sge: now.max_sge,
+                srq_limit: now.limit,
+            });
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_srq(public: *mut ibv_srq) -> c_int {
+    verb(|| {
+        // SAFETY: libibverbs passes an SRQ of this provider.
+        let srq = unsafe { Srq::of(public) };
+        srq.context.engine.lock()?.destroy_srq(srq.id)?;
+        // SAFETY: the SRQ lives, and it is of this SRQ.
+        unsafe {
+            srq.context
+                .forget(Object::Srq(srq.id.0), Acknowledged::of_srq(public))
+        };
+        // SAFETY: `create` made it, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(public.cast::<Srq>()) });
+        Ok(())
+    })
+}
