@@ -386,3 +386,145 @@ pub fn build(
     icrc_bytes.copy_from_slice(&icrc.finish().to_le_bytes());
     Ok(need)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Opcode, Psn};
+
+    const UDP: Udp = Udp {
+        src_port: 0xc121,
+        checksum: 0,
+    };
+
+    const IPV4: Network = Network::Ipv4 {
+        tos: 2,
+        id: 0x1234,
+        dont_fragment: true,
+        ttl: 64,
+        src: Ipv4Addr::new(10, 77, 0, 1),
+        dst: Ipv4Addr::new(10, 77, 0, 2),
+        udp: UDP,
+    };
+
+    const IPV6: Network = Network::Ipv6 {
+        traffic_class: 0x68,
+        flow_label: 0x1_2345,
+        hop_limit: 255,
+        src: Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1),
+        dst: Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2),
+        udp: UDP,
+    };
+
+    /// A SEND of three bytes, so with a byte of padding.
+    fn built(network: &Network) -> Vec<u8> {
+        let mut bytes = vec![0xaa; 100];
+        let headers = Headers::new(Opcode::RcSendOnly, 0x11, Psn::new(0x100));
+        let len = build(network, &headers, b"abc", &mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn construct_ipv4() {
+        let bytes = built(&IPV4);
+        let expect = [
+            0x45, 2, 0, 48, 0x12, 0x34, 0x40, 0, 64, 17, 0x13, 0xeb, 10, 77, 0, 1, 10, 77, 0, 2, // IPv4
+            0xc1, 0x21, 0x12, 0xb7, 0, 28, 0, 0, // UDP
+            0x04, 0x10, 0xff, 0xff, 0, 0, 0, 0x11, 0, 0, 1, 0, // BTH: one byte of padding
+            b'a', b'b', b'c', 0,
+        ];
+        assert_eq!(bytes[..expect.len()], expect);
+        assert_eq!(bytes.len(), expect.len() + ICRC_LEN);
+        let datagram = Datagram::parse(&bytes).unwrap();
+        assert_eq!((datagram.network, datagram.packet.payload()), (IPV4, &b"abc"[..]));
+        datagram.verify().unwrap();
+    }
+
+    #[test]
+    fn construct_ipv6() {
+        let bytes = built(&IPV6);
+        assert_eq!(bytes[..8], [0x66, 0x81, 0x23, 0x45, 0, 28, 17, 255]);
+        assert_eq!(bytes[40..48], [0xc1, 0x21, 0x12, 0xb7, 0, 28, 0, 0]);
+        let datagram = Datagram::parse(&bytes).unwrap();
+        assert_eq!((datagram.network, datagram.packet.payload()), (IPV6, &b"abc"[..]));
+        datagram.verify().unwrap();
+    }
+
+    /// What a receiver must not take for RoCE, by the byte that makes it so.
+    #[test]
+    fn refuses_what_is_not_roce() {
+        let not_roce = |network: &Network, at: usize, value: u8| {
+            let mut bytes = built(network);
+            bytes[at] = value;
+            matches!(Datagram::parse(&bytes), Err(ParseError::NotRoce(_)))
+        };
+        assert!(not_roce(&IPV4, 9, 6), "TCP");
+        assert!(not_roce(&IPV4, 6, 0x20), "more fragments");
+        assert!(not_roce(&IPV4, 7, 1), "a fragment's offset");
+        assert!(not_roce(&IPV4, 22, 0), "another port");
+        assert!(not_roce(&IPV6, 6, 44), "a fragment header");
+        assert!(not_roce(&IPV6, 6, 0), "hop-by-hop options");
+        assert!(not_roce(&IPV6, 42, 0), "another port");
+    }
+
+    /// What claims to be RoCE and is malformed.
+    #[test]
+    fn refuses_wrong_lengths() {
+        let refused = |network: &Network, changes: &[(usize, u8)]| {
+            let mut bytes = built(network);
+            bytes.extend([0; 8]);
+            for &(at, value) in changes {
+                bytes[at] = value;
+            }
+            Datagram::parse(&bytes).unwrap_err()
+        };
+        let udp_len = |value| ParseError::Field {
+            what: "UDP length",
+            value,
+        };
+        assert_eq!(refused(&IPV4, &[(25, 29)]), udp_len(29));
+        assert_eq!(refused(&IPV4, &[(3, 47)]), udp_len(28));
+        assert_eq!(refused(&IPV6, &[(45, 27)]), udp_len(27));
+        assert_eq!(refused(&IPV6, &[(5, 24)]), udp_len(28));
+        // Both lengths agree, and end within the headers.
+        let short = [(3, 20), (25, 0)];
+        assert!(matches!(
+            refused(&IPV4, &short),
+            ParseError::Truncated { what: "BTH", .. }
+        ));
+        let short = [(3, 43), (25, 23)];
+        assert!(matches!(
+            refused(&IPV4, &short),
+            ParseError::Truncated {
+                what: "RC SEND_ONLY",
+                ..
+            }
+        ));
+        // Both say more than is there.
+        let long = [(3, 60), (25, 40)];
+        assert!(matches!(refused(&IPV4, &long), ParseError::Truncated { .. }));
+    }
+
+    #[test]
+    fn refuses_ip_options() {
+        let mut bytes = built(&IPV4);
+        bytes.splice(20..20, [1, 1, 1, 0]);
+        bytes[0] = 0x46;
+        bytes[3] += 4;
+        assert!(Datagram::parse(&bytes).is_err());
+        assert!(icrc::verify(&bytes).is_err());
+    }
+
+    #[test]
+    fn does_not_build_what_does_not_fit() {
+        let headers = Headers::new(Opcode::RcSendOnly, 0x11, Psn::new(0));
+        let mut out = vec![0; 70_000];
+        let too_long = build(&IPV4, &headers, &[0; 65_489], &mut out);
+        assert_eq!(too_long, Err(BuildError::TooLong(65_536)));
+        assert_eq!(build(&IPV4, &headers, &[0; 65_488], &mut out), Ok(65_532));
+        icrc::verify(&out).unwrap();
+        let no_room = build(&IPV4, &headers, b"abc", &mut out[..47]);
+        assert_eq!(no_room, Err(BuildError::NoRoom { need: 48, have: 47 }));
+    }
+}

@@ -154,3 +154,92 @@ pub fn build(
     let len = datagram::build(network, headers, payload, &mut out[ethernet.header_len()..])?;
     Ok(ethernet.header_len() + len)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datagram::Udp;
+    use crate::{Gid, Grh, Opcode, Psn};
+
+    const IPV4: Network = Network::Ipv4 {
+        tos: 0,
+        id: 0,
+        dont_fragment: true,
+        ttl: 64,
+        src: core::net::Ipv4Addr::new(10, 0, 0, 1),
+        dst: core::net::Ipv4Addr::new(10, 0, 0, 2),
+        udp: Udp {
+            src_port: 0xc000,
+            checksum: 0,
+        },
+    };
+
+    fn built(vlan: Option<Vlan>, network: &Network) -> Vec<u8> {
+        let ethernet = Ethernet {
+            dst: [2, 0, 0, 0, 0, 2],
+            src: [2, 0, 0, 0, 0, 1],
+            vlan,
+        };
+        let mut bytes = vec![0; 200];
+        let headers = Headers::new(Opcode::RcAcknowledge, 0x11, Psn::new(5));
+        let len = build(&ethernet, network, &headers, &[], &mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn tagged_and_untagged() {
+        let plain = built(None, &IPV4);
+        assert_eq!(
+            plain[..15],
+            [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00, 0x45]
+        );
+        let vlan = Vlan {
+            priority: 3,
+            drop_eligible: true,
+            id: 0x123,
+        };
+        let tagged = built(Some(vlan), &IPV4);
+        assert_eq!(tagged[..12], plain[..12]);
+        assert_eq!(tagged[12..18], [0x81, 0x00, 0x71, 0x23, 0x08, 0x00]);
+        // The tag is outside the ICRC.
+        assert_eq!(tagged[18..], plain[14..]);
+        let frame = Frame::parse(&tagged).unwrap();
+        assert_eq!(frame.ethernet.vlan, Some(vlan));
+        frame.datagram.verify().unwrap();
+        for len in 0..tagged.len() {
+            assert!(Frame::parse(&tagged[..len]).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn ether_type_must_fit() {
+        let grh = Grh {
+            traffic_class: 2,
+            flow_label: 0,
+            payload_len: 0,
+            next_header: 0,
+            hop_limit: 1,
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+        };
+        let rocev1 = built(None, &Network::Grh(grh));
+        assert_eq!(rocev1[12..14], [0x89, 0x15]);
+        assert_eq!(rocev1[18..21], [0, 20, 0x1b]);
+        assert!(Frame::parse(&rocev1).is_ok());
+        let with_type = |bytes: &[u8], ether_type: u16| {
+            let mut bytes = bytes.to_vec();
+            bytes[12..14].copy_from_slice(&ether_type.to_be_bytes());
+            Frame::parse(&bytes).map(|_| ())
+        };
+        let wrong = |value| {
+            Err(ParseError::Field {
+                what: "EtherType",
+                value,
+            })
+        };
+        assert_eq!(with_type(&rocev1, 0x86dd), wrong(0x86dd));
+        assert_eq!(with_type(&built(None, &IPV4), 0x8915), wrong(0x8915));
+        assert!(matches!(with_type(&rocev1, 0x0806), Err(ParseError::NotRoce(_))));
+    }
+}

@@ -407,7 +407,7 @@ impl Opcode {
     }
 
     /// Whether bytes may follow the headers: all SENDs, WRITEs, READ responses, ATOMIC_WRITE
-    /// (8 bytes), and CNP (its 16 reserved bytes).
+    /// (8 bytes), and CNP ([`crate::packet::CNP_RESERVED_LEN`]).
     pub const fn has_payload(self) -> bool {
         !matches!(
             self.kind(),

@@ -5,6 +5,9 @@ use crate::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Opcode,
 /// Bytes of the ICRC at the end of each packet.
 pub const ICRC_LEN: usize = 4;
 
+/// Bytes after the BTH of a CNP: reserved, zeros (reference section 14).
+pub const CNP_RESERVED_LEN: usize = 16;
+
 /// A view of one packet whose lengths have been checked: opcode known, and all headers, the
 /// padding and the ICRC there (reference section 12, checks 1 to 3).
 ///
