@@ -64,6 +64,7 @@ pub(super) unsafe fn for_each(message: &msghdr, mut sink: impl FnMut(c_int, c_in
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while let Some(at) = head.as_ref() {
+            #[allow(clippy::unnecessary_cast)] // u32 with other C libraries
             let len = (at.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
             sink(
                 at.cmsg_level,

@@ -92,10 +92,8 @@ fn slots() -> [OwnedFd; 2] {
         }
         let (address, len) = socket::Address::new("::".parse().unwrap(), socket::ROCE_PORT, 0);
         // SAFETY: a valid address.
-        assert_eq!(
-            unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) },
-            0
-        );
+        let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) };
+        assert_eq!(bound, 0);
         fd
     })
 }
