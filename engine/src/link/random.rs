@@ -49,7 +49,7 @@ impl Prng {
 }
 
 /// A probability, in millionths, so that it is exact and orders the same everywhere.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Probability(u32);
 
 impl Probability {
@@ -71,6 +71,12 @@ impl Probability {
     /// In millionths.
     pub const fn as_millionths(self) -> u32 {
         self.0
+    }
+}
+
+impl fmt::Debug for Probability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -290,15 +290,6 @@ impl SimNetwork {
         }
     }
 
-    /// Whether packets wait to be received at a node.
-    pub fn readable(&self, node: NodeId) -> bool {
-        self.0
-            .lock()
-            .nodes
-            .get(node.0)
-            .is_some_and(|node| !node.rx.is_empty())
-    }
-
     /// Packets on the way.
     pub fn in_flight(&self) -> usize {
         self.0.lock().in_flight.len()

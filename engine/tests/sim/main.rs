@@ -1,0 +1,54 @@
+//! Random programs over a faulty network in virtual time: 1,000 seeds per transport, each followed to its end.
+//!
+//! RC must deliver every message once, in order and byte-exact, or end in the error that fits; UC and UD must never
+//! deliver damaged or mixed data. `FERROCE_SEEDS=N` runs N seeds, `FERROCE_SEED=S` just that one. A failing program is
+//! shrunk before it is shown.
+#![forbid(unsafe_code)]
+
+mod check;
+mod harness;
+mod memory;
+mod program;
+mod runner;
+
+use ferroce_engine::verbs::QpType;
+
+#[test]
+fn rc() {
+    let stats = runner::run_seeds(QpType::Rc, "rc");
+    if !runner::is_full_run() {
+        return;
+    }
+    assert!(stats.complete * 10 > stats.runs * 8, "{stats:?}");
+    assert!(stats.unlucky * 100 < stats.runs, "{stats:?}");
+    let seen = [
+        stats.retry_exceeded,
+        stats.rnr_exceeded,
+        stats.too_long,
+        stats.retransmits,
+        stats.rnr_naks,
+    ];
+    assert!(seen.iter().all(|&n| n > 10), "{stats:?}");
+}
+
+#[test]
+fn uc() {
+    let stats = runner::run_seeds(QpType::Uc, "uc");
+    if runner::is_full_run() {
+        assert!(
+            stats.delivered * 3 > stats.sent && stats.complete * 50 > stats.runs,
+            "{stats:?}"
+        );
+    }
+}
+
+#[test]
+fn ud() {
+    let stats = runner::run_seeds(QpType::Ud, "ud");
+    if runner::is_full_run() {
+        assert!(
+            stats.delivered * 2 > stats.sent && stats.complete * 50 > stats.runs,
+            "{stats:?}"
+        );
+    }
+}
