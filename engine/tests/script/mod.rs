@@ -1,0 +1,605 @@
+//! Runs a device by a script of bytes: work requests, packets real and forged, faults of memory, time and state changes
+//! in any order. For fuzzing (`fuzz/`) and for random scripts: whatever the bytes, nothing may panic or spin, and every
+//! work request completes at most once, in order, and only if it was posted.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_engine::device::{Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
+use ferroce_engine::memory::Fault;
+use ferroce_engine::memory::sim::SimMemory;
+use ferroce_engine::queue::Cq;
+use ferroce_engine::time::Time;
+use ferroce_engine::verbs::*;
+use ferroce_wire::PathMtu;
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const BASE: u64 = 0x10_0000;
+const LEN: usize = 1 << 16;
+const QKEY: u32 = 0x1111_1111;
+/// Send and receive queues' depth.
+const DEPTH: u32 = 8;
+/// Work requests of an SRQ.
+const SRQ_DEPTH: u32 = 8;
+/// First PSN of every QP: near the wrap.
+const FIRST_PSN: u32 = 0xff_fffc;
+/// Packets that wait to be delivered at most; more are lost.
+const WIRE: usize = 256;
+
+/// The QPs: type, index of the peer, on the SRQ.
+const QPS: [(QpType, usize, bool); 8] = [
+    (QpType::Rc, 1, false),
+    (QpType::Rc, 0, false),
+    (QpType::Uc, 3, false),
+    (QpType::Uc, 2, true),
+    (QpType::Ud, 5, false),
+    (QpType::Ud, 4, true),
+    (QpType::Rc, 7, true),
+    (QpType::Rc, 6, true),
+];
+
+/// Reads a script; after its end everything is 0.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn u8(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or(0)
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes([self.u8(), self.u8()])
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from(self.u16()) << 16 | u32::from(self.u16())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from(self.u32()) << 32 | u64::from(self.u32())
+    }
+
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}
+
+/// An ICRC that is right or not, as the script says.
+struct Verdict(bool);
+
+impl IcrcCheck for Verdict {
+    fn valid(&self, _: &RxPacket<'_>) -> bool {
+        self.0
+    }
+}
+
+/// The link: keeps packets until the script delivers them.
+struct Wire {
+    packets: VecDeque<Vec<u8>>,
+    room: usize,
+    taken: usize,
+}
+
+impl Transmit for Wire {
+    fn packet(
+        &mut self,
+        path: &Path,
+        dest_qpn: u32,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError> {
+        assert_eq!((path.source, path.dest), (HERE, HERE));
+        assert!(
+            (12..=4096 + 80).contains(&len) && len.is_multiple_of(4),
+            "a packet of {len} bytes"
+        );
+        if self.room == 0 {
+            return Err(TransmitError::Full);
+        }
+        let mut data = vec![0; len + 4];
+        fill(&mut data[..len]).map_err(TransmitError::Fault)?;
+        assert_eq!(data[5..8], dest_qpn.to_be_bytes()[1..]);
+        self.room -= 1;
+        self.taken += 1;
+        if self.packets.len() < WIRE {
+            self.packets.push_back(data);
+        }
+        Ok(())
+    }
+}
+
+/// Work requests of a queue that may still complete, in order of posting.
+#[derive(Default)]
+struct Ledger {
+    outstanding: VecDeque<u64>,
+}
+
+impl Ledger {
+    /// Notes a completion: it must be of an outstanding request. With `ordered`, all before it are done as well.
+    fn complete(&mut self, wr_id: u64, ordered: bool) {
+        let at = self.outstanding.iter().position(|&id| id == wr_id);
+        let at = at.unwrap_or_else(|| panic!("work request {wr_id:#x} completes, but is not outstanding"));
+        if ordered {
+            self.outstanding.drain(..=at);
+        } else {
+            self.outstanding.remove(at);
+        }
+    }
+}
+
+struct World {
+    device: Device,
+    memory: Arc<SimMemory>,
+    wire: Wire,
+    now: Time,
+    pd: PdId,
+    /// A region of everything, and one that is read only.
+    keys: [u32; 2],
+    cqs: [Arc<Cq>; 2],
+    srq: SrqId,
+    qpns: Vec<u32>,
+    sends: Vec<Ledger>,
+    receives: Vec<Ledger>,
+    shared: Ledger,
+    next_id: u64,
+    overrun: bool,
+}
+
+/// Runs a script to its end, and tears everything down.
+pub fn run(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let mut world = World::new(script.u8());
+    while !script.0.is_empty() {
+        world.step(&mut script);
+    }
+    world.end();
+}
+
+impl World {
+    /// A device with connected QPs; `choice` picks the path MTU and the size of the CQs.
+    fn new(choice: u8) -> World {
+        let memory = Arc::new(SimMemory::new(BASE, LEN));
+        let mut device = Device::new(DeviceConfig {
+            slot: 3,
+            memory: memory.clone(),
+            seed: [1; 32],
+            mtu: PathMtu::Mtu4096,
+            limits: Limits::default(),
+            window: Box::new(|_| 16 << 10),
+        });
+        let pd = device.alloc_pd().unwrap();
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let whole = device.reg_mr(pd, BASE, LEN as u64, BASE, all).unwrap();
+        let fixed = device
+            .reg_mr(pd, BASE, LEN as u64, 0, Access::REMOTE_READ)
+            .unwrap();
+        let capacity = if choice & 0x80 == 0 { 1024 } else { 5 };
+        let cqs = [(); 2].map(|()| device.create_cq(capacity, 0, None).unwrap());
+        let srq = device.create_srq(pd, SRQ_DEPTH, 2, 3).unwrap();
+        let mut qpns = Vec::new();
+        for (qp_type, _, shared) in QPS {
+            let cap = QpCap {
+                max_send_wr: DEPTH,
+                max_recv_wr: DEPTH,
+                max_send_sge: 2,
+                max_recv_sge: 2,
+                max_inline_data: 32,
+            };
+            let init = QpInit {
+                pd,
+                qp_type,
+                cap,
+                send_cq: cqs[0].clone(),
+                recv_cq: cqs[1].clone(),
+                srq: shared.then_some(srq),
+                sq_sig_all: choice & 0x40 != 0,
+            };
+            qpns.push(device.create_qp(init).unwrap().0);
+        }
+        let mut world = World {
+            device,
+            memory,
+            wire: Wire {
+                packets: VecDeque::new(),
+                room: 0,
+                taken: 0,
+            },
+            now: Time::from_nanos(1),
+            pd,
+            keys: [whole.lkey, fixed.lkey],
+            cqs,
+            srq,
+            qpns,
+            sends: QPS.iter().map(|_| Ledger::default()).collect(),
+            receives: QPS.iter().map(|_| Ledger::default()).collect(),
+            shared: Ledger::default(),
+            next_id: 0,
+            overrun: false,
+        };
+        for qp in 0..QPS.len() {
+            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                assert!(world.modify(qp, state, 1 + u32::from(choice & 0x3f) % 5));
+            }
+        }
+        world
+    }
+
+    fn path() -> Path {
+        Path {
+            source: HERE,
+            dest: HERE,
+            ifindex: 1,
+            sgid_index: 0,
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+            service_level: 0,
+        }
+    }
+
+    /// A modify with the attributes that the transition needs; whether it was allowed.
+    fn modify(&mut self, qp: usize, state: QpState, path_mtu: u32) -> bool {
+        use QpAttrMask as M;
+        let (qp_type, peer, _) = QPS[qp];
+        let attr = QpAttr {
+            state,
+            port: 1,
+            qkey: QKEY,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            path_mtu,
+            dest_qpn: self.qpns[peer],
+            rq_psn: FIRST_PSN,
+            sq_psn: FIRST_PSN,
+            path: Some(World::path()),
+            max_rd_atomic: 2,
+            max_dest_rd_atomic: 2,
+            min_rnr_timer: 1,
+            timeout: 4,
+            retry_cnt: 2,
+            rnr_retry: 2,
+            ..QpAttr::default()
+        };
+        let (ud, rc) = (qp_type == QpType::Ud, qp_type == QpType::Rc);
+        let when = |condition: bool, mask: M| if condition { mask } else { M::empty() };
+        let mask = match state {
+            QpState::Init => M::PKEY_INDEX | M::PORT | if ud { M::QKEY } else { M::ACCESS_FLAGS },
+            QpState::Rtr => {
+                when(!ud, M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN)
+                    | when(rc, M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER)
+            }
+            QpState::Rts => {
+                M::SQ_PSN | when(rc, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC)
+            }
+            _ => M::empty(),
+        };
+        let now = self.now;
+        // RTS is entered from SQD without a first PSN.
+        let masks = if state == QpState::Rts {
+            vec![mask, M::empty()]
+        } else {
+            vec![mask]
+        };
+        masks.into_iter().any(|mask| {
+            self.device
+                .modify_qp(now, self.qpns[qp], &attr, M::STATE | mask)
+                .is_ok()
+        })
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        let action = script.u8();
+        let qp = usize::from(action >> 5) % QPS.len();
+        match action & 0x1f {
+            0..=5 => self.post_send(qp, script),
+            6..=9 => self.post_receive(qp, script),
+            10..=13 => self.transmit(usize::from(script.u8())),
+            14..=18 => self.deliver(script),
+            19 => {
+                self.wire.packets.pop_front();
+            }
+            20 => self.forge(qp, script),
+            21 => {
+                let len = usize::from(script.u8());
+                let data = script.bytes(len).to_vec();
+                self.receive(&data, true, script.u8());
+            }
+            22 | 23 => {
+                let step = Duration::from_nanos(1 << (script.u8() & 31));
+                self.now = self.now + step;
+                self.device.handle_timeouts(self.now);
+            }
+            24 | 25 => {
+                if let Some(deadline) = self.device.next_deadline() {
+                    self.now = self.now.max(deadline);
+                    self.device.handle_timeouts(self.now);
+                }
+            }
+            26 | 27 => self.poll(),
+            28 => {
+                let at = BASE + u64::from(script.u16());
+                self.memory.unmap(at, usize::from(script.u8()));
+            }
+            29 => self.memory.map_all(),
+            30 => self.change_state(qp, script.u8()),
+            _ => self.query(qp),
+        }
+    }
+
+    /// Scatter/gather entries: mostly in bounds, keys mostly right.
+    fn sges(&self, script: &mut Script<'_>) -> Vec<Sge> {
+        let shape = script.u8();
+        (0..shape & 3)
+            .map(|_| {
+                let addr = BASE + u64::from(script.u16());
+                let length = match shape >> 2 & 3 {
+                    0 => u32::from(script.u8()),
+                    1 => u32::from(script.u16()) & 0x3fff,
+                    2 => 0,
+                    _ => u32::from(script.u16()),
+                };
+                let lkey = match shape >> 4 {
+                    0 => self.keys[1],
+                    1 => script.u32(),
+                    _ => self.keys[0],
+                };
+                Sge { addr, length, lkey }
+            })
+            .collect()
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn post_send(&mut self, qp: usize, script: &mut Script<'_>) {
+        let kind = script.u8();
+        let rkey = if kind & 0x80 == 0 {
+            self.keys[0]
+        } else {
+            script.u32()
+        };
+        let addr = BASE + u64::from(script.u16());
+        let operation = match kind & 0xf {
+            0 => Operation::SendInv(rkey),
+            1 => Operation::Write { addr, rkey },
+            2 => Operation::WriteImm {
+                addr,
+                rkey,
+                imm: script.u32(),
+            },
+            3 => Operation::Read { addr, rkey },
+            4 => Operation::CompareSwap {
+                addr: addr & !7,
+                rkey,
+                compare: 0,
+                swap: script.u64(),
+            },
+            5 => Operation::FetchAdd {
+                addr,
+                rkey,
+                add: script.u64(),
+            },
+            6 => Operation::LocalInvalidate(rkey),
+            7 | 8 => Operation::SendImm(script.u32()),
+            _ => Operation::Send,
+        };
+        let flags = SendFlags::from_bits_truncate(u32::from(script.u8()) & 0xf);
+        let sges = self.sges(script);
+        let (qp_type, peer, _) = QPS[qp];
+        let ud = (qp_type == QpType::Ud || kind & 0x70 == 0x70).then(|| UdDest {
+            path: World::path(),
+            qpn: if kind & 0x20 == 0 {
+                self.qpns[peer]
+            } else {
+                script.u32() & 0xff_ffff
+            },
+            qkey: if kind & 0x10 == 0 { QKEY } else { script.u32() },
+        });
+        let wr_id = self.new_id();
+        let wr = SendWr {
+            wr_id,
+            operation,
+            flags,
+            sges: &sges,
+            ud,
+        };
+        if self.device.post_send(self.now, self.qpns[qp], &wr).is_ok() {
+            self.sends[qp].outstanding.push_back(wr_id);
+        }
+    }
+
+    fn post_receive(&mut self, qp: usize, script: &mut Script<'_>) {
+        let sges = self.sges(script);
+        let wr_id = self.new_id();
+        let wr = RecvWr { wr_id, sges: &sges };
+        let (posted, ledger) = if QPS[qp].2 {
+            (self.device.post_srq_recv(self.srq, &wr), &mut self.shared)
+        } else {
+            (self.device.post_recv(self.qpns[qp], &wr), &mut self.receives[qp])
+        };
+        if posted.is_ok() {
+            ledger.outstanding.push_back(wr_id);
+        }
+    }
+
+    /// Lets the device send until it is idle or the link has taken `room` packets.
+    fn transmit(&mut self, room: usize) {
+        self.wire.room = room;
+        loop {
+            self.wire.taken = 0;
+            match self.device.transmit(self.now, &mut self.wire) {
+                Progress::Idle => break,
+                Progress::Full => {
+                    assert_eq!(self.wire.room, 0, "the link was not full");
+                    break;
+                }
+                Progress::More => assert!(self.wire.taken > 0, "more to send, but nothing was sent"),
+            }
+        }
+    }
+
+    /// Delivers a packet from the wire: this or a later one, once or twice, perhaps changed.
+    fn deliver(&mut self, script: &mut Script<'_>) {
+        let how = script.u8();
+        let at = usize::from(how & 7) % self.wire.packets.len().max(1);
+        let keep = how & 0x18 == 0x18;
+        let packet = if keep {
+            self.wire.packets.get(at).cloned()
+        } else {
+            self.wire.packets.remove(at)
+        };
+        let Some(mut packet) = packet else { return };
+        if how & 0x60 == 0x60 {
+            let at = usize::from(script.u16()) % packet.len();
+            packet[at] ^= script.u8();
+        }
+        self.receive(&packet, how & 0x80 == 0, 0);
+    }
+
+    /// Makes a packet up: a real QP and a PSN near the expected, the rest as the script says.
+    fn forge(&mut self, qp: usize, script: &mut Script<'_>) {
+        let mut packet = vec![0; 12];
+        packet[0] = script.u8();
+        packet[1] = script.u8() & 0xf0;
+        packet[2..4].copy_from_slice(&[0xff, 0xff]);
+        packet[5..8].copy_from_slice(&self.qpns[qp].to_be_bytes()[1..]);
+        let psn = FIRST_PSN.wrapping_add(i32::from(script.u8() as i8) as u32) & 0xff_ffff;
+        packet[8..12].copy_from_slice(&psn.to_be_bytes());
+        packet[8] = script.u8() & 0x80;
+        let headers = usize::from(script.u8()) % 48;
+        let mut extension = script.bytes(headers).to_vec();
+        // A remote key that is real, where a RETH or AtomicETH would have it.
+        if let Some(key) = extension.get_mut(8..12) {
+            key.copy_from_slice(&self.keys[0].to_be_bytes());
+        }
+        packet.extend_from_slice(&extension);
+        let payload = usize::from(script.u16()) % 4200;
+        packet.resize(packet.len() + payload + 4, 0x55);
+        self.receive(&packet, true, 0);
+    }
+
+    fn receive(&mut self, data: &[u8], valid: bool, source: u8) {
+        let source = if source < 0x80 {
+            HERE
+        } else {
+            IpAddr::V4(Ipv4Addr::new(10, 0, 0, source))
+        };
+        self.device.receive(
+            self.now,
+            &RxPacket {
+                source,
+                source_port: 0xc000,
+                dest: HERE,
+                traffic_class: 0,
+                hop_limit: 64,
+                data,
+                icrc: &Verdict(valid),
+            },
+        );
+    }
+
+    /// Takes every completion and event.
+    fn poll(&mut self) {
+        let mut out = [Wc::default(); 4];
+        for (queue, cq) in self.cqs.clone().iter().enumerate() {
+            loop {
+                let n = cq.poll(&mut out);
+                for wc in &out[..n] {
+                    let qp = self
+                        .qpns
+                        .iter()
+                        .position(|&qpn| qpn == wc.qp_num)
+                        .expect("a QP of ours");
+                    match queue {
+                        0 => self.sends[qp].complete(wc.wr_id, true),
+                        _ if QPS[qp].2 => self.shared.complete(wc.wr_id, false),
+                        _ => self.receives[qp].complete(wc.wr_id, true),
+                    }
+                }
+                if n == 0 {
+                    break;
+                }
+            }
+        }
+        while let Some(event) = self.device.take_event() {
+            self.overrun |= matches!(event, AsyncEvent::CqError(_));
+        }
+    }
+
+    fn change_state(&mut self, qp: usize, choice: u8) {
+        let states = [
+            QpState::Err,
+            QpState::Sqd,
+            QpState::Rts,
+            QpState::Reset,
+            QpState::Init,
+            QpState::Rtr,
+        ];
+        let state = states[usize::from(choice) % states.len()];
+        if state == QpState::Reset {
+            // What a reset clears never completes.
+            self.poll();
+            assert!(self.modify(qp, state, 1));
+            self.sends[qp].outstanding.clear();
+            self.receives[qp].outstanding.clear();
+            if choice & 0x80 == 0 {
+                for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                    assert!(self.modify(qp, state, 1 + u32::from(choice) % 5));
+                }
+            }
+        } else {
+            self.modify(qp, state, 1 + u32::from(choice) % 5);
+        }
+    }
+
+    fn query(&mut self, qp: usize) {
+        let (attr, init) = self.device.query_qp(self.qpns[qp]).unwrap();
+        assert!(attr.sq_psn <= 0xff_ffff && attr.rq_psn <= 0xff_ffff && init.qp_type == QPS[qp].0);
+        let srq = self.device.query_srq(self.srq).unwrap();
+        assert!(srq.max_wr >= SRQ_DEPTH && self.device.limits().max_qp > 0);
+        let mut counters = 0;
+        self.device.counters(&mut |_, _| counters += 1);
+        assert!(counters > 0);
+        self.device.qp_reports();
+    }
+
+    /// Everything to ERR, where what is left flushes; then all objects go.
+    fn end(mut self) {
+        self.poll();
+        for qp in 0..QPS.len() {
+            let room = self.cqs.iter().all(|cq| cq.capacity() > 100);
+            assert!(self.modify(qp, QpState::Err, 1));
+            self.poll();
+            // Unsignaled sends that succeeded complete with the next; the last of them may have none.
+            if room && !self.overrun {
+                assert!(
+                    self.receives[qp].outstanding.is_empty(),
+                    "receives of QP {qp} are not flushed"
+                );
+            }
+        }
+        self.transmit(1 << 20);
+        let mut deadlines = 0;
+        while let Some(deadline) = self.device.next_deadline() {
+            self.device.handle_timeouts(deadline);
+            deadlines += 1;
+            assert!(deadlines < 1000, "QPs in ERR still set timers");
+        }
+        for &qpn in &self.qpns {
+            self.device.destroy_qp(self.now, qpn).unwrap();
+        }
+        for cq in &self.cqs {
+            self.device.destroy_cq(cq).unwrap();
+        }
+        self.device.destroy_srq(self.srq).unwrap();
+        for key in self.keys {
+            self.device.dereg_mr(key).unwrap();
+        }
+        self.device.dealloc_pd(self.pd).unwrap();
+    }
+}
