@@ -249,7 +249,7 @@ impl Requester {
 
     /// Sends everything from the oldest unacknowledged packet again. `cursor`: the WQE that it belongs to.
     pub fn go_back(&mut self, cursor: u64) {
-        self.window.lost(self.una, self.sent);
+        self.window.lost();
         self.rewind(cursor);
         self.wait = Wait::No;
     }

@@ -4,8 +4,11 @@
 /// What the whole buffer of a peer holds, in the units of [`PacketCost`].
 pub(crate) const BUDGET: u64 = 1 << 24;
 
-/// The window never shrinks below this.
-const SMALLEST: u64 = BUDGET / 64;
+/// The window never shrinks below this; one packet always may go.
+const SMALLEST: u64 = BUDGET / 1024;
+
+/// What the window grows by in a round trip, once it is near to where it lost.
+const STEADY: u64 = BUDGET / 64;
 
 /// Packet lengths are rounded up to this many bytes in the table.
 const STEP: usize = 64;
@@ -37,23 +40,24 @@ impl PacketCost {
     }
 }
 
-/// The congestion window of one requester.
+/// The congestion window of one requester: doubles each round trip up to half of where it last lost, then grows
+/// steadily.
 pub(crate) struct Window {
     size: u64,
+    /// Up to here it doubles.
+    threshold: u64,
     in_flight: u64,
     /// Sent since the last packet that asked for an acknowledgement.
     unasked: u64,
-    /// Losses of packets before this sequence number have been reacted to.
-    recovered: u64,
 }
 
 impl Default for Window {
     fn default() -> Window {
         Window {
-            size: BUDGET,
+            size: BUDGET / 4,
+            threshold: BUDGET,
             in_flight: 0,
             unasked: 0,
-            recovered: 0,
         }
     }
 }
@@ -85,19 +89,24 @@ impl Window {
         self.unasked += cost;
     }
 
-    /// Packets of this cost arrived: the window grows by a quarter a round trip.
+    /// Packets of this cost arrived.
     #[inline]
     pub fn acked(&mut self, cost: u64) {
         self.in_flight = self.in_flight.saturating_sub(cost);
-        self.size = (self.size + cost / 4).min(BUDGET);
+        let growth = if self.size < self.threshold {
+            cost
+        } else {
+            cost * STEADY / self.size
+        };
+        self.size = (self.size + growth).min(BUDGET);
     }
 
-    /// Something before `sent` was lost: half the window, once per round trip.
-    pub fn lost(&mut self, una: u64, sent: u64) {
-        if una >= self.recovered {
-            self.size = (self.size / 2).max(SMALLEST);
-            self.recovered = sent;
-        }
+    /// Something was lost, and everything from there on will be sent again: half the window. That happens once a
+    /// round trip, because what comes after is of a new flight.
+    pub fn lost(&mut self) {
+        self.size = (self.size / 2).max(SMALLEST);
+        self.threshold = self.size;
+        self.rewind();
     }
 
     /// Nothing counts as in flight any more.
@@ -123,21 +132,28 @@ mod tests {
     }
 
     #[test]
-    fn shrinks_once_per_round_trip_and_grows_again() {
+    fn shrinks_by_half_and_grows_again() {
         let mut window = Window::default();
-        window.lost(0, 100);
-        window.lost(50, 120);
+        window.acked(BUDGET);
+        assert_eq!(window.size, BUDGET, "doubles until it first loses");
+        window.sent(BUDGET);
+        window.lost();
         assert_eq!(window.size, BUDGET / 2);
-        window.lost(100, 200);
-        assert_eq!(window.size, BUDGET / 4);
-        for i in 0..100 {
-            window.lost(200 * (i + 1), 200 * (i + 2));
+        assert!(
+            window.allows(BUDGET / 2) && window.allows(BUDGET),
+            "one packet always may"
+        );
+        window.sent(BUDGET / 2);
+        assert!(!window.allows(1));
+        window.acked(BUDGET / 2);
+        assert_eq!(window.size, BUDGET / 2 + STEADY, "steadily from there");
+        for _ in 0..100 {
+            window.lost();
         }
         assert_eq!(window.size, SMALLEST);
-        assert!(window.allows(BUDGET), "one packet always may");
-        window.sent(BUDGET);
-        assert!(!window.allows(1));
-        window.acked(4 * BUDGET);
+        for _ in 0..10_000 {
+            window.acked(window.size);
+        }
         assert_eq!(window.size, BUDGET);
     }
 }

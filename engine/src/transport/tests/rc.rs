@@ -554,7 +554,8 @@ fn packets_that_are_not_for_us() {
 #[test]
 fn the_window_limits_what_is_in_flight_and_asks_for_acknowledgements() {
     let mut pair = Pair::new(&Setup {
-        window: 256 * 16,
+        // A quarter of what the peer's buffer holds, to begin with.
+        window: 256 * 64,
         ..Setup::default()
     });
     pair.b.recv(1, 100_000);
