@@ -51,7 +51,7 @@ impl Link {
             Self::Add { name, netdev, .. } => Request::LinkAdd { name, netdev },
             Self::Del { name } => Request::LinkDel { name },
         };
-        match starter::connect()?.ask(&request)? {
+        match starter::connect_or_start()?.ask(&request)? {
             Reply::Done => Ok(()),
             _ => Err(ControlError::Malformed("no answer to a change of links").into()),
         }

@@ -1,5 +1,6 @@
 //! `ferroce`: the command line.
 
+pub mod decode;
 pub mod installation;
 pub mod link;
 pub mod run;
@@ -49,6 +50,8 @@ enum Object {
     },
     /// Show the programs that use devices, their queue pairs and counters.
     Status,
+    /// Print the RoCE packets of a capture file; exit status 1 if any ICRC is bad.
+    Decode(decode::Decode),
 }
 
 /// Why a command failed.
@@ -76,6 +79,14 @@ pub enum CliError {
         /// The error.
         source: std::io::Error,
     },
+    /// A capture file could not be read.
+    #[error("can't read capture {file}: {reason}")]
+    Capture {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Standard output does not take the result.
     #[error("can't print: {0}")]
     Print(#[from] std::io::Error),
@@ -99,6 +110,12 @@ pub fn main() -> ExitCode {
         Object::Run(run) => run.run().map(|never| match never {}),
         Object::Link { command } => command.unwrap_or_default().run(output),
         Object::Status => status::run(output),
+        Object::Decode(decode) => match decode.run() {
+            Ok(true) => Ok(()),
+            // The lines say which.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

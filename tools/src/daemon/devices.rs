@@ -36,6 +36,7 @@ pub struct Devices {
 struct Device {
     info: DeviceInfo,
     gids: GidTable,
+    by_user: bool,
 }
 
 impl Devices {
@@ -90,10 +91,15 @@ impl Devices {
         for ifindex in bare {
             if let Some(interface) = self.interfaces.get(&ifindex) {
                 let name = self.default_name(&interface.name);
-                changes.push(Change::Added(self.insert(name, ifindex)));
+                changes.push(Change::Added(self.insert(name, ifindex, false)));
             }
         }
         changes
+    }
+
+    /// True if the user added or removed something that a new daemon would not know.
+    pub fn are_configured(&self) -> bool {
+        !self.without.is_empty() || self.by_name.values().any(|device| device.by_user)
     }
 
     /// Adds a device by the user's wish.
@@ -124,7 +130,7 @@ impl Devices {
             });
         }
         self.without.remove(&ifindex);
-        Ok(Change::Added(self.insert(name.to_owned(), ifindex)))
+        Ok(Change::Added(self.insert(name.to_owned(), ifindex, true)))
     }
 
     /// Removes a device by the user's wish.
@@ -134,7 +140,14 @@ impl Devices {
                 name: name.to_owned(),
             });
         };
-        self.without.insert(device.info.ifindex);
+        let ifindex = device.info.ifindex;
+        if self
+            .interfaces
+            .get(&ifindex)
+            .is_some_and(|interface| self.wants_device(ifindex, interface))
+        {
+            self.without.insert(ifindex);
+        }
         Ok(Change::Removed(device.info))
     }
 
@@ -145,7 +158,7 @@ impl Devices {
             && self.iter().all(|info| info.ifindex != ifindex)
     }
 
-    fn insert(&mut self, name: String, ifindex: u32) -> DeviceInfo {
+    fn insert(&mut self, name: String, ifindex: u32, by_user: bool) -> DeviceInfo {
         let interface = self.interfaces.get(&ifindex).cloned().unwrap_or_default();
         let gids = GidTable::new(&interface.addresses);
         let mut info = DeviceInfo {
@@ -166,6 +179,7 @@ impl Devices {
             Device {
                 info: info.clone(),
                 gids,
+                by_user,
             },
         );
         info
@@ -351,7 +365,12 @@ mod tests {
                 "{bad:?}"
             );
         }
+        devices.add("spare", "bare").unwrap();
+        assert!(devices.are_configured());
+        devices.remove("spare").unwrap();
+        assert!(!devices.are_configured(), "all is as it would be by itself");
         devices.remove("ferroce_eth0").unwrap();
+        assert!(devices.are_configured());
         assert!(
             devices.follow(interfaces).is_empty(),
             "a removed device comes not back by itself"

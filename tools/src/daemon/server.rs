@@ -91,8 +91,9 @@ impl Server {
             .is_some_and(|patience| self.is_idle() && self.idle_since.elapsed() >= patience)
     }
 
+    /// True if nobody would miss the daemon: no client, and no device made by the user.
     fn is_idle(&self) -> bool {
-        self.connections.is_empty() && self.holds.is_empty()
+        self.connections.is_empty() && self.holds.is_empty() && !self.devices.are_configured()
     }
 
     /// Takes over the present interfaces and tells who leases a device that changed.
