@@ -95,10 +95,11 @@ impl Device {
         Ok(())
     }
 
-    /// Whether so many more sends fit into the queue of a QP. ENOMEM: they do not.
-    pub fn room_for_sends(&self, qpn: u32, count: usize) -> Result<(), VerbsError> {
+    /// Whether a send could be posted after `before` others: the errors of [`Device::post_send`], and nothing posted.
+    pub fn check_send(&self, qpn: u32, wr: &SendWr<'_>, before: usize) -> Result<(), VerbsError> {
         let qp = self.qps.get(qpn).ok_or(VerbsError::NotFound)?;
-        if count <= qp.sq.room() {
+        qp.check_send(wr, self.limits.max_message)?;
+        if before < qp.sq.room() {
             Ok(())
         } else {
             Err(VerbsError::NoMemory)

@@ -11,11 +11,24 @@ impl Qp {
         wr: &SendWr<'_>,
         max_message: u32,
     ) -> Result<(), VerbsError> {
-        let flush = match self.state {
-            QpState::Rts | QpState::Sqd => false,
-            QpState::Err | QpState::Sqe => true,
-            QpState::Reset | QpState::Init | QpState::Rtr => return Err(VerbsError::Invalid),
-        };
+        let length = self.check_send(wr, max_message)?;
+        if matches!(self.state, QpState::Err | QpState::Sqe) {
+            self.flushed_send(shared, wr.wr_id);
+            return Ok(());
+        }
+        let packets = length.div_ceil(self.mtu).max(1);
+        let numbers = self.requester.numbers(packets);
+        self.sq
+            .post(wr, length, numbers, |addr, into| shared.memory.read(addr, into))?;
+        self.requester.posted(packets);
+        Ok(())
+    }
+
+    /// Whether a send can be posted now; gives its length.
+    pub fn check_send(&self, wr: &SendWr<'_>, max_message: u32) -> Result<u32, VerbsError> {
+        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(VerbsError::Invalid);
+        }
         self.check_operation(wr)?;
         let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -28,17 +41,7 @@ impl Qp {
         }
         // Data that is copied at once may lie in any number of pieces.
         self.sq.check(if inline { 0 } else { wr.sges.len() })?;
-        if flush {
-            self.flushed_send(shared, wr.wr_id);
-            return Ok(());
-        }
-        let length = length as u32;
-        let packets = length.div_ceil(self.mtu).max(1);
-        let numbers = self.requester.numbers(packets);
-        self.sq
-            .post(wr, length, numbers, |addr, into| shared.memory.read(addr, into))?;
-        self.requester.posted(packets);
-        Ok(())
+        Ok(length as u32)
     }
 
     /// Whether the type of QP has this operation, in this form.

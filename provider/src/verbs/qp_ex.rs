@@ -317,7 +317,11 @@ unsafe extern "C" fn wr_complete(public: *mut ibv_qp_ex) -> c_int {
             return Err(error);
         }
         let mut session = qp.context.engine.lock()?;
-        session.room_for_sends(qp.qpn, batch.requests.len())?;
+        let mut before = 0;
+        batch.each(|wr| {
+            before += 1;
+            session.check_send(qp.qpn, wr, before - 1)
+        })?;
         let now = session.now();
         batch.each(|wr| session.post_send(now, qp.qpn, wr))
     })
