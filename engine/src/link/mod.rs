@@ -8,6 +8,7 @@ mod headers;
 pub mod pcap;
 pub mod random;
 pub mod sim;
+pub mod udp;
 pub mod wrap;
 
 use std::io;

@@ -23,7 +23,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
 use crate::device::{Device, DeviceConfig, Limits};
-use crate::link::{Link, Path};
+use crate::link::udp::UdpLink;
+use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
 use crate::memory::process::ProcessMemory;
 use crate::queue::Cq;
@@ -109,7 +110,7 @@ impl Engine {
             what: "random numbers",
             source: error.into(),
         })?;
-        let link = open_link(&lease, &info)?;
+        let link = open_link(&lease)?;
         let device = Device::new(DeviceConfig {
             slot: lease.slot(),
             memory: memory.clone(),
@@ -343,7 +344,13 @@ fn path_mtu(info: &DeviceInfo) -> Result<PathMtu, OpenError> {
     })
 }
 
-/// The link of a lease.
-fn open_link(_lease: &Lease, _info: &DeviceInfo) -> Result<Box<dyn Link>, OpenError> {
-    Err(OpenError::Setting("this build has no link".to_owned()))
+/// The link of a lease: UDP, wrapped as the environment asks.
+fn open_link(lease: &Lease) -> Result<Box<dyn Link>, OpenError> {
+    let system = |what| move |source| OpenError::System { what, source };
+    let socket = lease
+        .socket()
+        .try_clone_to_owned()
+        .map_err(system("the leased socket"))?;
+    let link = UdpLink::new(socket, lease.slot()).map_err(system("the UDP link did not start"))?;
+    wrap::from_env(Box::new(link)).map_err(OpenError::Setting)
 }

@@ -1,0 +1,117 @@
+//! The link of every host: UDP sockets, segmented and merged by the kernel, without privilege.
+//!
+//! One socket on port 4791, leased from the daemon, receives what is for this process; sockets of our own send.
+
+mod cmsg;
+mod flows;
+mod identification;
+mod receive;
+mod socket;
+mod transmit;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use super::{Link, Path, RxPacket, Transmit, TransmitError};
+use crate::memory::Fault;
+
+/// Bytes that the kernel counts for a received packet beyond its data: `struct sk_buff`.
+const SKB: usize = 256;
+/// Bytes in the data buffer beyond the UDP payload: network headers, and `struct skb_shared_info`.
+const SKB_DATA: usize = 64 + 320;
+/// Packets that even the smallest buffer takes.
+const LEAST_WINDOW: usize = 2;
+
+/// A link over UDP sockets.
+pub struct UdpLink {
+    receiver: receive::Receiver,
+    transmitter: transmit::Transmitter,
+    /// Bytes the receive socket holds, as the kernel counts.
+    receive_buffer: usize,
+}
+
+impl UdpLink {
+    /// Makes the link of the process that leased `slot`: `socket` is the slot's socket, bound to port 4791.
+    pub fn new(socket: OwnedFd, slot: u8) -> io::Result<UdpLink> {
+        let receiver = receive::Receiver::new(socket, slot)?;
+        let [receive_buffer] = socket::get(receiver.socket(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+        Ok(UdpLink {
+            transmitter: transmit::Transmitter::new(receiver.socket()),
+            receive_buffer: usize::try_from(receive_buffer).unwrap_or(0),
+            receiver,
+        })
+    }
+
+    /// Datagrams that the kernel dropped for want of room in the receive socket.
+    fn socket_drops(&self) -> u64 {
+        const SO_MEMINFO: libc::c_int = 55;
+        const DROPS: usize = 8;
+        let info = socket::get::<9>(self.receiver.socket(), libc::SOL_SOCKET, SO_MEMINFO);
+        info.map_or(0, |info| info[DROPS] as u32).into()
+    }
+}
+
+impl Transmit for UdpLink {
+    fn packet(
+        &mut self,
+        path: &Path,
+        dest_qpn: u32,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError> {
+        self.transmitter.packet(path, dest_qpn, len, fill)
+    }
+}
+
+impl Link for UdpLink {
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+        self.receiver.receive(sink)
+    }
+
+    fn flush(&mut self) -> io::Result<bool> {
+        self.transmitter.flush()
+    }
+
+    fn receive_fd(&self) -> Option<RawFd> {
+        Some(self.receiver.socket().as_raw_fd())
+    }
+
+    fn transmit_fd(&self) -> Option<RawFd> {
+        self.transmitter.blocked()
+    }
+
+    /// Half of what our own receive socket holds of packets that the kernel did not merge.
+    fn window(&self, packet_len: usize) -> u32 {
+        let counted = (packet_len + SKB_DATA).next_power_of_two() + SKB;
+        let packets = (self.receive_buffer / 2 / counted).max(LEAST_WINDOW);
+        u32::try_from(packets * packet_len).unwrap_or(u32::MAX)
+    }
+
+    fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
+        let (rx, tx) = (&self.receiver.counters, &self.transmitter.counters);
+        let (recovered, refused) = self.receiver.identifications();
+        for (name, value) in [
+            ("rx_packets", rx.packets),
+            ("rx_bytes", rx.bytes),
+            ("rx_datagrams", rx.datagrams),
+            ("rx_socket_full", self.socket_drops()),
+            ("rx_misdirected", rx.misdirected),
+            ("rx_no_address", rx.no_address),
+            ("rx_id_recovered", recovered),
+            ("rx_id_refused", refused),
+            ("tx_packets", tx.packets),
+            ("tx_bytes", tx.bytes),
+            ("tx_sends", tx.sends),
+            ("tx_blocked", tx.blocked),
+            ("tx_lost_mtu", tx.lost_mtu),
+            ("tx_lost_unreachable", tx.lost_unreachable),
+            ("tx_lost_refused", tx.lost_refused),
+            ("tx_lost_other", tx.lost_other),
+        ] {
+            out(name, value);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The receiving half: datagrams in batches, split into the packets that the kernel merged.
+
+use std::cell::RefCell;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use libc::{c_int, iovec, mmsghdr};
+
+use super::cmsg;
+use super::identification::Identification;
+use super::socket::{self, Address};
+use crate::link::headers::Addressing;
+use crate::link::{ICRC_LEN, IcrcCheck, RxPacket};
+
+/// Datagrams taken by one system call.
+const BATCH: usize = 16;
+/// Bytes of the longest datagram, merged ones included.
+const BUFFER: usize = 1 << 16;
+/// Bytes of an IPv4 and a UDP header, which the IPv4 total length counts.
+const IPV4_UDP_LEN: usize = 28;
+/// Where the destination QPN lies in the BTH.
+const DEST_QPN: std::ops::Range<usize> = 5..8;
+/// High byte of the destination QPN of multicast packets.
+const MULTICAST_SLOT: u8 = 0xff;
+
+/// Counters of the receiving half.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub datagrams: u64,
+    pub packets: u64,
+    pub bytes: u64,
+    pub misdirected: u64,
+    pub no_address: u64,
+}
+
+/// The receive socket of one slot, and the buffers it fills.
+pub(super) struct Receiver {
+    socket: OwnedFd,
+    slot: u8,
+    /// `BATCH` buffers; the kernel gives pages where something is received.
+    buffers: Box<[u8]>,
+    identification: RefCell<Identification>,
+    pub counters: Counters,
+}
+
+/// What the control messages of one datagram say.
+#[derive(Default)]
+struct Ancillary {
+    dest: Option<IpAddr>,
+    traffic_class: u8,
+    hop_limit: u8,
+    /// Length of each merged packet but the last.
+    segment: Option<usize>,
+}
+
+impl Receiver {
+    pub fn new(socket: OwnedFd, slot: u8) -> io::Result<Receiver> {
+        socket::prepare_receiver(socket.as_fd())?;
+        Ok(Receiver {
+            socket,
+            slot,
+            buffers: vec![0; BATCH * BUFFER].into_boxed_slice(),
+            identification: RefCell::new(Identification::new()),
+            counters: Counters::default(),
+        })
+    }
+
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Packets accepted with a recovered identification, and refused for their identification.
+    pub fn identifications(&self) -> (u64, u64) {
+        let identification = self.identification.borrow();
+        (identification.recovered, identification.refused)
+    }
+
+    /// Takes one batch; gives the number of packets handed to `sink`.
+    pub fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+        let mut names = [Address::EMPTY; BATCH];
+        let mut controls = [cmsg::Buffer::EMPTY; BATCH];
+        let mut pieces = [const {
+            iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            }
+        }; BATCH];
+        // SAFETY: all zeros is a valid, empty message header.
+        let mut messages: [mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        let buffers = self.buffers.chunks_exact_mut(BUFFER);
+        for (i, (message, buffer)) in messages.iter_mut().zip(buffers).enumerate() {
+            pieces[i] = iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: buffer.len(),
+            };
+            let header = &mut message.msg_hdr;
+            header.msg_name = (&raw mut names[i]).cast();
+            header.msg_namelen = Address::MAX_LEN;
+            header.msg_iov = &raw mut pieces[i];
+            header.msg_iovlen = 1;
+            header.msg_control = controls[i].as_mut_ptr();
+            header.msg_controllen = cmsg::Buffer::LEN as _;
+        }
+        let count = loop {
+            // SAFETY: every message points at a name, a control buffer and one data buffer that live to the end of
+            // this function, with their true lengths.
+            let count = unsafe {
+                libc::recvmmsg(
+                    self.socket.as_raw_fd(),
+                    messages.as_mut_ptr(),
+                    BATCH as u32,
+                    libc::MSG_DONTWAIT as _,
+                    std::ptr::null_mut(),
+                )
+            };
+            if count >= 0 {
+                break count as usize;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(0),
+                Some(libc::EINTR | libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH) => {}
+                _ => return Err(error),
+            }
+        };
+        let mut packets = 0;
+        let filled = messages
+            .iter()
+            .zip(&names)
+            .zip(self.buffers.chunks_exact(BUFFER))
+            .take(count);
+        for ((message, name), buffer) in filled {
+            self.counters.datagrams += 1;
+            // SAFETY: as the system call left it, with its control buffer in `controls`.
+            let ancillary = unsafe { Ancillary::read(&message.msg_hdr) };
+            let data = buffer.get(..message.msg_len as usize).unwrap_or_default();
+            let (Some((source, source_port)), Some(dest)) = (name.parse(), ancillary.dest) else {
+                self.counters.no_address += 1;
+                continue;
+            };
+            self.counters.bytes += data.len() as u64;
+            let segment = ancillary.segment.unwrap_or(data.len()).max(1);
+            for (index, data) in data.chunks(segment).enumerate() {
+                if misdirected(data, self.slot) {
+                    self.counters.misdirected += 1;
+                    continue;
+                }
+                packets += 1;
+                sink(&RxPacket {
+                    source,
+                    source_port,
+                    dest,
+                    traffic_class: ancillary.traffic_class,
+                    hop_limit: ancillary.hop_limit,
+                    data,
+                    icrc: &Segment {
+                        index: index as u16,
+                        identification: &self.identification,
+                    },
+                });
+            }
+        }
+        self.counters.packets += packets as u64;
+        Ok(packets)
+    }
+}
+
+/// Whether a packet is for another process: merged behind one of ours, or hashed to us for want of a slot.
+fn misdirected(data: &[u8], slot: u8) -> bool {
+    data.get(DEST_QPN)
+        .is_some_and(|qpn| qpn[0] != slot && qpn[0] != MULTICAST_SLOT)
+}
+
+impl Ancillary {
+    /// Reads the control messages of a datagram.
+    ///
+    /// # Safety
+    /// As for [`cmsg::for_each`].
+    unsafe fn read(message: &libc::msghdr) -> Ancillary {
+        let mut out = Ancillary::default();
+        let int = |data: &[u8]| data.first_chunk().map_or(0, |bytes| c_int::from_ne_bytes(*bytes));
+        let mut sink = |level: c_int, kind: c_int, data: &[u8]| match (level, kind) {
+            // struct in_pktinfo: interface index, local address, address in the header.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                if let Some(&dest) = data.get(8..).and_then(|rest| rest.first_chunk::<4>()) {
+                    out.dest = Some(Ipv4Addr::from(dest).into());
+                }
+            }
+            // struct in6_pktinfo: address in the header, interface index.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                if let Some(&dest) = data.first_chunk::<16>() {
+                    out.dest = Some(Ipv6Addr::from(dest).to_canonical());
+                }
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => out.traffic_class = data.first().copied().unwrap_or(0),
+            (libc::IPPROTO_IP, libc::IP_TTL) => out.hop_limit = int(data) as u8,
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => out.traffic_class = int(data) as u8,
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => out.hop_limit = int(data) as u8,
+            (libc::SOL_UDP, libc::UDP_GRO) => out.segment = usize::try_from(int(data)).ok(),
+            _ => {}
+        };
+        // SAFETY: the caller's promise.
+        unsafe { cmsg::for_each(message, &mut sink) };
+        out
+    }
+}
+
+/// The ICRC check of one packet, which knows the packet's place in what the kernel merged.
+struct Segment<'a> {
+    index: u16,
+    identification: &'a RefCell<Identification>,
+}
+
+impl IcrcCheck for Segment<'_> {
+    fn valid(&self, packet: &RxPacket<'_>) -> bool {
+        let Some((covered, received)) = packet.data.split_last_chunk::<ICRC_LEN>() else {
+            return false;
+        };
+        let received = u32::from_le_bytes(*received);
+        let addressing = Addressing {
+            source: packet.source,
+            dest: packet.dest,
+            source_port: packet.source_port,
+            traffic_class: 0,
+            hop_limit: 0,
+            id: self.index,
+        };
+        let Some(computed) = addressing.icrc(covered) else {
+            return false;
+        };
+        if computed == received {
+            return true;
+        }
+        let (true, Ok(total_len)) = (
+            packet.source.is_ipv4(),
+            u16::try_from(packet.data.len() + IPV4_UDP_LEN),
+        ) else {
+            return false;
+        };
+        let source = (packet.source, packet.source_port);
+        let mut identification = self.identification.borrow_mut();
+        identification.accepts(source, total_len, self.index, received, computed, coarse_now)
+    }
+}
+
+/// A monotonic time that is cheap to ask for, a few milliseconds old at most.
+fn coarse_now() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is valid; on failure, which this clock has not, it stays zero.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}

@@ -1,0 +1,364 @@
+//! The sending half: packets gathered in one buffer, equal ones to one flow as one segmented send.
+
+use std::io;
+use std::mem;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use libc::{c_int, iovec, mmsghdr};
+
+use super::cmsg;
+use super::flows::{Flow, Flows};
+use super::socket;
+use crate::link::headers::Addressing;
+use crate::link::{ICRC_LEN, Path, TransmitError};
+use crate::memory::Fault;
+
+/// Bytes of packets gathered before they must be sent.
+const BUFFER: usize = 1 << 18;
+/// Messages gathered.
+const MAX_MESSAGES: usize = 64;
+/// Messages handed over by one system call.
+const BATCH: usize = 16;
+/// Segments of one send that every kernel with segmentation takes.
+const MAX_SEGMENTS: u16 = 64;
+/// Bytes of one send: 65,535 less the headers of IPv6 and UDP.
+const MAX_SEND: usize = 65_535 - 48;
+
+/// Counters of the sending half.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub packets: u64,
+    pub bytes: u64,
+    pub sends: u64,
+    pub blocked: u64,
+    pub lost_mtu: u64,
+    pub lost_unreachable: u64,
+    pub lost_refused: u64,
+    pub lost_other: u64,
+}
+
+/// Packets that leave as one: of `segment` bytes each, ICRC included, but the last may be shorter.
+#[derive(Clone, Copy)]
+struct Message {
+    flow: usize,
+    start: usize,
+    len: usize,
+    segment: usize,
+    segments: u16,
+    /// The last packet was shorter: nothing may follow.
+    closed: bool,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl Message {
+    fn end(&self) -> usize {
+        self.start + self.len
+    }
+}
+
+/// The sending sockets and what waits to be sent.
+pub(super) struct Transmitter {
+    pub(super) flows: Flows,
+    buffer: Box<[u8]>,
+    messages: Vec<Message>,
+    /// Messages before this one are sent.
+    sent: usize,
+    /// Whether the kernel segments.
+    segmentation: bool,
+    /// The flow whose socket was full.
+    blocked: Option<usize>,
+    pub counters: Counters,
+}
+
+impl Transmitter {
+    /// `like` is any UDP socket, to ask the kernel what it can.
+    pub fn new(like: BorrowedFd<'_>) -> Transmitter {
+        Transmitter {
+            flows: Flows::new(),
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+            messages: Vec::with_capacity(MAX_MESSAGES),
+            sent: 0,
+            segmentation: socket::segments(like),
+            blocked: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The socket that was full at the last flush.
+    pub fn blocked(&self) -> Option<RawFd> {
+        self.blocked.map(|flow| self.flows.get(flow).socket.as_raw_fd())
+    }
+
+    /// As [`crate::link::Transmit::packet`].
+    pub fn packet(
+        &mut self,
+        path: &Path,
+        dest_qpn: u32,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError> {
+        let whole = len + ICRC_LEN;
+        if whole > MAX_SEND {
+            self.counters.lost_mtu += 1;
+            return Ok(());
+        }
+        let waiting = &self.messages[self.sent..];
+        let busy = |flow| waiting.iter().any(|message| message.flow == flow);
+        let flow = match self.flows.find(path, dest_qpn, busy) {
+            Ok(Some(flow)) => flow,
+            Ok(None) => {
+                // The pool is full of flows with something to send.
+                if !matches!(self.flush(), Ok(true)) {
+                    return Err(TransmitError::Full);
+                }
+                return self.packet(path, dest_qpn, len, fill);
+            }
+            Err(error) => {
+                self.lose(&error, 1);
+                return Ok(());
+            }
+        };
+        let header = (path.traffic_class, path.hop_limit_on_wire());
+        let joins = self
+            .messages
+            .last()
+            .is_some_and(|last| self.joins(last, flow, header, whole));
+        if !joins && self.messages.len() == MAX_MESSAGES || self.used() + whole > BUFFER {
+            match self.flush() {
+                Ok(true) => return self.packet(path, dest_qpn, len, fill),
+                _ => return Err(TransmitError::Full),
+            }
+        }
+        let start = self.used();
+        let (id, first) = match self.messages.last() {
+            Some(last) if joins => (last.segments, false),
+            _ => (0, true),
+        };
+        let bytes = &mut self.buffer[start..start + whole];
+        fill(&mut bytes[..len]).map_err(TransmitError::Fault)?;
+        seal(self.flows.get(flow), id, bytes);
+        if first {
+            self.messages.push(Message {
+                flow,
+                start,
+                len: 0,
+                segment: whole,
+                segments: 0,
+                closed: !self.segmentation,
+                traffic_class: header.0,
+                hop_limit: header.1,
+            });
+        }
+        if let Some(last) = self.messages.last_mut() {
+            last.len += whole;
+            last.segments += 1;
+            last.closed |= whole < last.segment;
+        }
+        Ok(())
+    }
+
+    /// Whether a packet of `whole` bytes may follow in the message `last`.
+    fn joins(&self, last: &Message, flow: usize, header: (u8, u8), whole: usize) -> bool {
+        last.flow == flow
+            && !last.closed
+            && whole <= last.segment
+            && last.segments < MAX_SEGMENTS
+            && last.len + whole <= MAX_SEND
+            && header == (last.traffic_class, last.hop_limit)
+    }
+
+    /// Bytes of the buffer in use.
+    fn used(&self) -> usize {
+        self.messages.last().map_or(0, Message::end)
+    }
+
+    /// As [`crate::link::Link::flush`].
+    pub fn flush(&mut self) -> io::Result<bool> {
+        while self.sent < self.messages.len() {
+            match self.send_some() {
+                Ok(count) => {
+                    for message in &self.messages[self.sent..][..count] {
+                        self.counters.sends += 1;
+                        self.counters.packets += u64::from(message.segments);
+                        self.counters.bytes += message.len as u64;
+                    }
+                    self.sent += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.counters.blocked += 1;
+                    self.blocked = Some(self.messages[self.sent].flow);
+                    return Ok(false);
+                }
+                Err(error) => self.refused(&error)?,
+            }
+        }
+        self.messages.clear();
+        self.sent = 0;
+        self.blocked = None;
+        Ok(true)
+    }
+
+    /// Sends the next messages of one flow, as many as one system call takes; gives how many it took.
+    fn send_some(&mut self) -> io::Result<usize> {
+        let waiting = &self.messages[self.sent..];
+        let flow = self.flows.get(waiting[0].flow);
+        let mut address = flow.address.0;
+        let mut controls = [cmsg::Buffer::EMPTY; BATCH];
+        let mut pieces = [const {
+            iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            }
+        }; BATCH];
+        // SAFETY: all zeros is a valid, empty message header.
+        let mut headers: [mmsghdr; BATCH] = unsafe { mem::zeroed() };
+        let mut count = 0;
+        for (i, message) in waiting
+            .iter()
+            .take_while(|it| it.flow == waiting[0].flow)
+            .take(BATCH)
+            .enumerate()
+        {
+            let bytes = &self.buffer[message.start..message.end()];
+            pieces[i] = iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            };
+            let header = &mut headers[i].msg_hdr;
+            header.msg_name = (&raw mut address).cast();
+            header.msg_namelen = flow.address.1;
+            header.msg_iov = &raw mut pieces[i];
+            header.msg_iovlen = 1;
+            let used = message.control(flow, &mut controls[i]);
+            if used > 0 {
+                header.msg_control = controls[i].as_mut_ptr();
+                header.msg_controllen = used as _;
+            }
+            count = i + 1;
+        }
+        // SAFETY: every header points at an address, one data buffer and a control buffer that live to the end of
+        // this function, with their true lengths; the kernel only reads them.
+        let sent = unsafe {
+            libc::sendmmsg(
+                flow.socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                count as u32,
+                (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+            )
+        };
+        if sent > 0 {
+            Ok(sent as usize)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Deals with the refusal of the next message: it is lost, or sent in another way. Gives errors of the link.
+    pub(super) fn refused(&mut self, error: &io::Error) -> io::Result<()> {
+        let message = self.messages[self.sent];
+        let segmented = message.segments > 1;
+        match error.raw_os_error() {
+            // The way out can't segment (no checksum offload).
+            Some(libc::EIO | libc::EOPNOTSUPP) if segmented => {
+                self.segmentation = false;
+                self.split();
+                return Ok(());
+            }
+            Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => {
+                return Err(io::Error::from_raw_os_error(
+                    error.raw_os_error().unwrap_or(libc::EBADF),
+                ));
+            }
+            // The address went; if it comes back, a new socket will do.
+            Some(libc::EADDRNOTAVAIL | libc::ENODEV) => self.flows.forget(message.flow),
+            _ => {}
+        }
+        // Segments longer than the MTU give EINVAL on older kernels.
+        if segmented && error.raw_os_error() == Some(libc::EINVAL) {
+            self.counters.lost_mtu += u64::from(message.segments);
+        } else {
+            self.lose(error, message.segments);
+        }
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Makes the segments of the next message single messages, with the identification 0.
+    fn split(&mut self) {
+        let whole = self.messages.remove(self.sent);
+        let flow = self.flows.get(whole.flow);
+        let mut singles = Vec::with_capacity(usize::from(whole.segments));
+        let mut start = whole.start;
+        for bytes in self.buffer[whole.start..whole.end()].chunks_mut(whole.segment) {
+            seal(flow, 0, bytes);
+            let len = bytes.len();
+            singles.push(Message {
+                start,
+                len,
+                segment: len,
+                segments: 1,
+                closed: true,
+                ..whole
+            });
+            start += len;
+        }
+        self.messages.splice(self.sent..self.sent, singles);
+    }
+
+    /// Counts packets that could not be sent.
+    fn lose(&mut self, error: &io::Error, packets: u16) {
+        let counter = match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => &mut self.counters.lost_mtu,
+            Some(
+                libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL | libc::ENODEV,
+            ) => &mut self.counters.lost_unreachable,
+            Some(libc::EPERM | libc::EACCES | libc::ECONNREFUSED) => &mut self.counters.lost_refused,
+            _ => &mut self.counters.lost_other,
+        };
+        *counter += u64::from(packets);
+        tracing::debug!(%error, packets, "packets could not be sent");
+    }
+}
+
+impl Message {
+    /// Writes what the send says beyond the socket's defaults; gives the bytes used.
+    fn control(&self, flow: &Flow, buffer: &mut cmsg::Buffer) -> usize {
+        let mut writer = cmsg::Writer::new(buffer);
+        if self.segments > 1 {
+            writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, self.segment as u16);
+        }
+        if flow.default_header != (self.traffic_class, self.hop_limit) {
+            let (class, hops) = (c_int::from(self.traffic_class), c_int::from(self.hop_limit));
+            match flow.dest {
+                IpAddr::V4(_) => {
+                    writer.push(libc::IPPROTO_IP, libc::IP_TOS, class);
+                    writer.push(libc::IPPROTO_IP, libc::IP_TTL, hops);
+                }
+                IpAddr::V6(_) => {
+                    writer.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class);
+                    writer.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, hops);
+                }
+            }
+        }
+        writer.len()
+    }
+}
+
+/// Writes the ICRC to the end of a packet.
+fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
+    let addressing = Addressing {
+        source: flow.source,
+        dest: flow.dest,
+        source_port: flow.port,
+        traffic_class: 0,
+        hop_limit: 0,
+        id,
+    };
+    if let Some((covered, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() {
+        // Addresses of two families: the socket can't send it anyway.
+        *icrc = addressing.icrc(covered).unwrap_or_default().to_le_bytes();
+    }
+}
