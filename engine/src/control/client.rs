@@ -47,7 +47,11 @@ impl Client {
             sockopt::set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))
                 .map_err(io("SO_RCVTIMEO"))?;
         }
-        protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()).map_err(io("send"))?;
+        // A daemon that refuses this user may have hung up already: what it said before is still to be read.
+        match protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()) {
+            Ok(()) | Err(Errno::PIPE) => {}
+            Err(error) => return Err(io("send")(error)),
+        }
         let hello = Hello::parse(&receive(&socket)?.bytes).ok_or(ControlError::Malformed("no hello"))?;
         if hello.version != protocol::VERSION {
             return Err(ControlError::Version {
@@ -210,7 +214,13 @@ impl Lease {
 
 /// Receives one datagram of an answer, within the timeout of the socket.
 fn receive(socket: &OwnedFd) -> Result<Datagram, ControlError> {
-    match protocol::receive(socket.as_fd(), RecvFlags::empty()) {
+    let receive = || protocol::receive(socket.as_fd(), RecvFlags::empty());
+    // A peer that hung up with something of ours unread shows once as a reset, before what it said.
+    let received = match receive() {
+        Err(Errno::CONNRESET) => receive(),
+        other => other,
+    };
+    match received {
         Ok(datagram) if datagram.bytes.is_empty() => Err(ControlError::Gone),
         Ok(datagram) => Ok(datagram),
         Err(Errno::AGAIN) => Err(ControlError::Silent),
