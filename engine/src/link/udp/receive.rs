@@ -42,6 +42,9 @@ pub(super) struct Receiver {
     slot: u8,
     /// `BATCH` buffers; the kernel gives pages where something is received.
     buffers: Box<[u8]>,
+    /// Where the kernel writes the senders and the control messages of one batch.
+    names: Box<[Address; BATCH]>,
+    controls: Box<[cmsg::Buffer; BATCH]>,
     identification: RefCell<Identification>,
     pub counters: Counters,
 }
@@ -63,6 +66,8 @@ impl Receiver {
             socket,
             slot,
             buffers: vec![0; BATCH * BUFFER].into_boxed_slice(),
+            names: Box::new([Address::EMPTY; BATCH]),
+            controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
             identification: RefCell::new(Identification::new()),
             counters: Counters::default(),
         })
@@ -80,8 +85,6 @@ impl Receiver {
 
     /// Takes one batch; gives the number of packets handed to `sink`.
     pub fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        let mut names = [Address::EMPTY; BATCH];
-        let mut controls = [cmsg::Buffer::EMPTY; BATCH];
         let mut pieces = [const {
             iovec {
                 iov_base: std::ptr::null_mut(),
@@ -97,16 +100,16 @@ impl Receiver {
                 iov_len: buffer.len(),
             };
             let header = &mut message.msg_hdr;
-            header.msg_name = (&raw mut names[i]).cast();
+            header.msg_name = (&raw mut self.names[i]).cast();
             header.msg_namelen = Address::MAX_LEN;
             header.msg_iov = &raw mut pieces[i];
             header.msg_iovlen = 1;
-            header.msg_control = controls[i].as_mut_ptr();
+            header.msg_control = self.controls[i].as_mut_ptr();
             header.msg_controllen = cmsg::Buffer::LEN as _;
         }
         let count = loop {
-            // SAFETY: every message points at a name, a control buffer and one data buffer that live to the end of
-            // this function, with their true lengths.
+            // SAFETY: every message points at a name, a control buffer and one data buffer that nobody else refers to
+            // now, with their true lengths.
             let count = unsafe {
                 libc::recvmmsg(
                     self.socket.as_raw_fd(),
@@ -129,12 +132,12 @@ impl Receiver {
         let mut packets = 0;
         let filled = messages
             .iter()
-            .zip(&names)
+            .zip(self.names.iter())
             .zip(self.buffers.chunks_exact(BUFFER))
             .take(count);
         for ((message, name), buffer) in filled {
             self.counters.datagrams += 1;
-            // SAFETY: as the system call left it, with its control buffer in `controls`.
+            // SAFETY: as the system call left it, with its control buffer in `self.controls`.
             let ancillary = unsafe { Ancillary::read(&message.msg_hdr) };
             let data = buffer.get(..message.msg_len as usize).unwrap_or_default();
             let (Some((source, source_port)), Some(dest)) = (name.parse(), ancillary.dest) else {

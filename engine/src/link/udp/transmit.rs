@@ -63,6 +63,8 @@ pub(super) struct Transmitter {
     pub(super) flows: Flows,
     buffer: Box<[u8]>,
     messages: Vec<Message>,
+    /// The control messages of one system call.
+    controls: Box<[cmsg::Buffer; BATCH]>,
     /// Messages before this one are sent.
     sent: usize,
     /// Whether the kernel segments.
@@ -79,6 +81,7 @@ impl Transmitter {
             flows: Flows::new(),
             buffer: vec![0; BUFFER].into_boxed_slice(),
             messages: Vec::with_capacity(MAX_MESSAGES),
+            controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
             sent: 0,
             segmentation: socket::segments(like),
             blocked: None,
@@ -206,7 +209,6 @@ impl Transmitter {
         let waiting = &self.messages[self.sent..];
         let flow = self.flows.get(waiting[0].flow);
         let mut address = flow.address.0;
-        let mut controls = [cmsg::Buffer::EMPTY; BATCH];
         let mut pieces = [const {
             iovec {
                 iov_base: std::ptr::null_mut(),
@@ -232,15 +234,15 @@ impl Transmitter {
             header.msg_namelen = flow.address.1;
             header.msg_iov = &raw mut pieces[i];
             header.msg_iovlen = 1;
-            let used = message.control(flow, &mut controls[i]);
+            let used = message.control(flow, &mut self.controls[i]);
             if used > 0 {
-                header.msg_control = controls[i].as_mut_ptr();
+                header.msg_control = self.controls[i].as_mut_ptr();
                 header.msg_controllen = used as _;
             }
             count = i + 1;
         }
-        // SAFETY: every header points at an address, one data buffer and a control buffer that live to the end of
-        // this function, with their true lengths; the kernel only reads them.
+        // SAFETY: every header points at an address, one data buffer and a control buffer that nobody else
+        // refers to now, with their true lengths; the kernel only reads them.
         let sent = unsafe {
             libc::sendmmsg(
                 flow.socket.as_raw_fd(),

@@ -152,7 +152,7 @@ global_asm!(
 );
 
 /// From how many bytes on the string move is faster than a loop of 16-byte moves.
-const REP_FROM: usize = 512;
+const REP_FROM: usize = 1024;
 
 unsafe extern "C" {
     fn ferroce_guarded_copy(dst: *mut u8, src: *const u8, len: usize) -> usize;

@@ -66,7 +66,7 @@ fn pattern(len: usize) -> Vec<u8> {
 
 /// Lengths around every case of the copy routine.
 fn lengths() -> impl Iterator<Item = usize> {
-    (0..=200).chain([255, 256, 511, 512, 513, 520, 1024, 4095, 4096, 4097, 8191])
+    (0..=200).chain([255, 256, 511, 512, 1023, 1024, 1025, 1032, 4095, 4096, 4097, 8191])
 }
 
 #[test]
