@@ -31,6 +31,15 @@ pub fn tree() -> Option<PathBuf> {
     std::env::var_os(TREE_VARIABLE).map(PathBuf::from)
 }
 
+/// True if a device of that name is one of `ferroced`'s in the tree of this process. A tree shows
+/// the kernel's own devices as well, but as links.
+pub fn is_in_tree(device: &str) -> bool {
+    tree().is_some_and(|tree| {
+        let directory = tree.join("sys/class/infiniband").join(device);
+        std::fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir())
+    })
+}
+
 /// Protocol of a GID table entry (`gid_attrs/types` of sysfs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GidType {

@@ -63,8 +63,7 @@ fn text(field: &[c_char]) -> String {
 
 /// Whether a device name is one of Ferroce's: it is in the tree of `ferroced`, or begins as the default names do.
 fn is_ours(name: &str) -> bool {
-    let in_tree = |tree: std::path::PathBuf| tree.join("sys/class/infiniband").join(name).is_dir();
-    name.starts_with("ferroce_") || !name.is_empty() && control::tree().is_some_and(in_tree)
+    name.starts_with("ferroce_") || !name.is_empty() && control::is_in_tree(name)
 }
 
 unsafe extern "C" fn match_device(device: *mut verbs_sysfs_dev) -> bool {

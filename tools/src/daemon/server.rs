@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::protocol::{
@@ -296,7 +297,11 @@ impl Server {
         Ok(())
     }
 
+    /// Serves `ferroce run`: a program is about to look for devices.
     fn hold(&mut self, id: u32) -> Reply {
+        if let Err(error) = self.tree.mirror_kernel(Path::new("/")) {
+            warn!(%error, "the kernel's own devices are not shown");
+        }
         let process = self
             .connections
             .get(&id)

@@ -21,6 +21,13 @@ const STAGING: &str = ".staging";
 /// Locked by the daemon as long as it lives.
 const LOCK: &str = ".lock";
 
+/// The directories that a tree pictures.
+const PICTURED: [&str; 3] = [
+    "sys/class/infiniband",
+    "sys/class/infiniband_verbs",
+    "dev/infiniband",
+];
+
 /// The tree of a running daemon; removed on drop.
 pub struct Tree {
     root: PathBuf,
@@ -145,6 +152,30 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Shows what the kernel itself has (`/` is the root of its sysfs and `/dev`) as links beside
+    /// our devices, and what it has no more, no more. Where a name is ours, ours is shown.
+    pub fn mirror_kernel(&self, root: &Path) -> io::Result<()> {
+        for directory in PICTURED {
+            let (ours, real) = (self.root.join(directory), root.join(directory));
+            for entry in fs::read_dir(&ours)? {
+                let path = entry?.path();
+                if fs::read_link(&path).is_ok_and(|target| target.starts_with(&real) && !exists(&target)) {
+                    fs::remove_file(&path)?;
+                }
+            }
+            // Most hosts have none of these directories.
+            for entry in fs::read_dir(&real).into_iter().flatten() {
+                let name = entry?.file_name();
+                if !exists(&ours.join(&name)) {
+                    symlink(real.join(&name), ours.join(&name))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Tree {
     fn drop(&mut self) {
         remove(&self.root);
@@ -228,6 +259,11 @@ fn make(path: &Path, node: &Node) -> io::Result<()> {
 
 fn create_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
+}
+
+/// True if there is anything of that name, be it a link to nowhere.
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 /// Removes a file or directory if it is there.
@@ -319,6 +355,36 @@ mod tests {
         let root = tree.root().to_owned();
         drop(tree);
         assert!(!root.exists());
+    }
+
+    #[test]
+    fn devices_of_the_kernel_are_shown_beside_ours() {
+        let parent = Parent::new("kernel");
+        let kernel = parent.0.join("kernel");
+        fs::create_dir_all(kernel.join("sys/class/infiniband/mlx5_0")).unwrap();
+        fs::create_dir_all(kernel.join("sys/class/infiniband_verbs/uverbs0")).unwrap();
+        fs::write(kernel.join("sys/class/infiniband_verbs/abi_version"), "5\n").unwrap();
+        let mut tree = Tree::create_in(&parent.0, "t-", 9).unwrap();
+        tree.add(&device(&["10.0.0.1"])).unwrap();
+        tree.mirror_kernel(&kernel).unwrap();
+        let shown = |directory: &str| {
+            let entries = fs::read_dir(tree.root().join(directory)).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|it| it.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(shown("sys/class/infiniband"), ["ferroce_eth0", "mlx5_0"]);
+        assert_eq!(
+            shown("sys/class/infiniband_verbs"),
+            ["abi_version", "uverbs0", "uverbs3"]
+        );
+        let version = tree.root().join("sys/class/infiniband_verbs/abi_version");
+        assert_eq!(fs::read_to_string(version).unwrap(), picture::VERBS_ABI);
+        fs::remove_dir(kernel.join("sys/class/infiniband/mlx5_0")).unwrap();
+        tree.mirror_kernel(&kernel).unwrap();
+        assert_eq!(shown("sys/class/infiniband"), ["ferroce_eth0"]);
     }
 
     #[test]
