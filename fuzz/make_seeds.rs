@@ -1,7 +1,9 @@
-//! Makes the seeds of the wire targets anew: `cargo run --bin make_seeds`, in this folder.
+//! Makes the seeds of all targets anew: `cargo run --bin make_seeds`, in this folder.
 //!
 //! Each seed is the shortest of its kind in the captures of `../tests`, or built where no capture
 //! has it, and is named by what it is.
+
+mod engine_scripts;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -131,6 +133,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         &Headers::new(Opcode::RcSendOnly, 17, Psn::new(0)),
         b"tag",
     )?);
+
+    for (name, script) in engine_scripts::all() {
+        seeds.add("engine", name, &script);
+    }
 
     for ((target, name), bytes) in &seeds.0 {
         let folder = here.join("seeds").join(target);
