@@ -111,3 +111,13 @@ pub enum Progress {
     /// There is more to send: a look at what has arrived may come first.
     More,
 }
+
+/// Whether acknowledgements that nothing else waits for may wait themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acks {
+    /// No: the caller may not come again soon.
+    Send,
+    /// Until the next call with a later time, at most: the requests that the application posts until then take them
+    /// along, and later ones make earlier ones unnecessary.
+    MayWait,
+}

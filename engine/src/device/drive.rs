@@ -1,16 +1,20 @@
 //! Packets in, packets out, and time.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use ferroce_wire::{Opcode, RocePacket, TransportClass};
 
-use super::{Device, Progress};
+use super::{Acks, Device, Progress};
 use crate::link::{RxPacket, Transmit, TransmitError};
-use crate::qp::Turn;
+use crate::qp::{AckWait, Turn};
 use crate::time::Time;
 
 /// Packets of one call of [`Device::transmit`], after which arrivals should be looked at.
 const BATCH: usize = 256;
+
+/// How long an acknowledgement waits for company at most, if the caller keeps to [`Device::next_deadline`].
+const ACK_HOLD: Duration = Duration::from_millis(1);
 
 /// Packets that a QP may send before it is the next one's turn.
 const QUANTUM: usize = 64;
@@ -73,6 +77,19 @@ impl Device {
 
     /// Gives packets to the link: QPs take turns, and each sends its responses before its requests.
     pub fn transmit(&mut self, now: Time, link: &mut dyn Transmit) -> Progress {
+        self.transmit_acks(now, link, Acks::Send)
+    }
+
+    /// As [`Device::transmit`], where acknowledgements go as `acks` says.
+    pub fn transmit_acks(&mut self, now: Time, link: &mut dyn Transmit, acks: Acks) -> Progress {
+        if acks == Acks::Send || self.held_since < now {
+            while let Some(qpn) = self.held.pop_front() {
+                if let Some(qp) = self.qps.get_mut(qpn) {
+                    qp.ack_wait = AckWait::Over;
+                    self.ready.push_back(qpn);
+                }
+            }
+        }
         while let Some(parting) = self.partings.last() {
             if parting.transmit(link) == Err(TransmitError::Full) {
                 return Progress::Full;
@@ -85,6 +102,13 @@ impl Device {
             let Ok((qp, mut shared)) = self.qp(now, qpn) else {
                 continue;
             };
+            if acks == Acks::MayWait && qp.has_only_ack() && qp.ack_wait == AckWait::No {
+                qp.ack_wait = AckWait::Waits;
+                self.held.push_back(qpn);
+                self.held_since = now;
+                continue;
+            }
+            qp.ack_wait = AckWait::No;
             let mut quantum = QUANTUM.min(left);
             let allowed = quantum;
             let turn = qp.transmit(&mut shared, link, &mut quantum);
@@ -118,7 +142,12 @@ impl Device {
     /// After a QP changed: puts it into the list of those that have something to send, and sets its alarm.
     pub(super) fn settle(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(qpn) else { return };
-        if !qp.queued && qp.has_work() {
+        // What an acknowledgement waited for has come. The entry in `held` stays, and does no harm.
+        let joined = qp.ack_wait == AckWait::Waits && !qp.has_only_ack();
+        if joined {
+            qp.ack_wait = AckWait::Over;
+        }
+        if joined || !qp.queued && qp.has_work() {
             qp.queued = true;
             self.ready.push_back(qpn);
         }
@@ -132,7 +161,9 @@ impl Device {
 
     /// When [`Device::handle_timeouts`] should be called at the latest; it may find nothing to do then.
     pub fn next_deadline(&self) -> Option<Time> {
-        self.alarms.peek().map(|Reverse((time, _))| *time)
+        let alarm = self.alarms.peek().map(|Reverse((time, _))| *time);
+        let held = (!self.held.is_empty()).then_some(self.held_since + ACK_HOLD);
+        alarm.into_iter().chain(held).min()
     }
 
     /// Counters by name.

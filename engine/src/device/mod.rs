@@ -22,7 +22,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustc_hash::FxHashMap;
 
 pub use crate::qp::QpInit;
-pub use config::{DeviceConfig, Limits, MrInfo, PdId, Progress, SrqAttr, SrqId};
+pub use config::{Acks, DeviceConfig, Limits, MrInfo, PdId, Progress, SrqAttr, SrqId};
 pub(crate) use counters::Counters;
 
 use crate::memory::Memory;
@@ -59,6 +59,9 @@ pub struct Device {
     counters: Counters,
     /// QPs with something to send, in turn.
     ready: VecDeque<u32>,
+    /// QPs that have nothing but an acknowledgement to send, which waits since `held_since`.
+    held: VecDeque<u32>,
+    held_since: Time,
     /// Answers of QPs that are gone.
     partings: Vec<Parting>,
     /// When QPs want [`Device::handle_timeouts`]; entries may be stale.
@@ -85,6 +88,8 @@ impl Device {
             events: VecDeque::new(),
             counters: Counters::default(),
             ready: VecDeque::new(),
+            held: VecDeque::new(),
+            held_since: Time::ZERO,
             partings: Vec::new(),
             alarms: BinaryHeap::new(),
             now: Time::ZERO,

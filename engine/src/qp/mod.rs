@@ -67,6 +67,15 @@ pub(crate) enum Turn {
     Full,
 }
 
+/// Whether an acknowledgement that is all there is to send waits for company.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AckWait {
+    No,
+    Waits,
+    /// It has waited: the next turn takes it.
+    Over,
+}
+
 /// A queue pair.
 pub(crate) struct Qp {
     pub qpn: u32,
@@ -81,6 +90,7 @@ pub(crate) struct Qp {
     pub responder: Responder,
     /// It waits in the device's list of QPs with something to send.
     pub queued: bool,
+    pub ack_wait: AckWait,
     /// When the earliest entry of the device's timer heap for this QP is due.
     pub alarm: Option<Time>,
 }
@@ -103,6 +113,7 @@ impl Qp {
             requester: Requester::default(),
             responder: Responder::new(cap.max_recv_sge),
             queued: false,
+            ack_wait: AckWait::No,
             alarm: None,
             init,
         }
@@ -121,6 +132,11 @@ impl Qp {
     /// Whether there may be something to send now.
     pub fn has_work(&self) -> bool {
         self.responder.has_response() || self.sends() && self.requester.has_work()
+    }
+
+    /// Whether all there is to send is an acknowledgement, which may wait a little for company.
+    pub fn has_only_ack(&self) -> bool {
+        self.responder.owes_only_ack() && !(self.sends() && self.requester.has_work())
     }
 
     /// When a timer runs out.

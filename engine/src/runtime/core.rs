@@ -1,14 +1,11 @@
 //! What the engine's lock protects: the device, its link, and the rounds that move packets between them.
 
-use crate::device::{Device, Progress};
+use crate::device::{Acks, Device, Progress};
 use crate::link::Link;
 use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
 use super::clock;
-
-/// The most batches received in one round, so that a flood can't keep one caller for ever.
-const BATCHES_PER_ROUND: usize = 4;
 
 /// The device and its link.
 pub(super) struct Core {
@@ -28,38 +25,28 @@ impl Core {
     }
 
     /// One round: packets in, due timers, everything ready out. Says whether any packet came.
-    pub(super) fn round(&mut self) -> bool {
-        let mut received = false;
-        for _ in 0..BATCHES_PER_ROUND {
-            let now = clock::now();
-            let device = &mut self.device;
-            let count = match self.link.receive(&mut |packet| device.receive(now, packet)) {
-                Ok(count) => count,
-                Err(error) => {
-                    tracing::debug!("receive: {error}");
-                    0
-                }
-            };
-            if self
-                .device
-                .next_deadline()
-                .is_some_and(|deadline| deadline <= now)
-            {
-                self.device.handle_timeouts(now);
+    pub(super) fn round(&mut self, acks: Acks) -> bool {
+        let now = clock::now();
+        let device = &mut self.device;
+        let received = match self.link.receive(&mut |packet| device.receive(now, packet)) {
+            Ok(count) => count > 0,
+            Err(error) => {
+                tracing::debug!("receive: {error}");
+                false
             }
-            self.transmit(now);
-            if count == 0 {
-                break;
-            }
-            received = true;
+        };
+        if device.next_deadline().is_some_and(|deadline| deadline <= now) {
+            device.handle_timeouts(now);
         }
+        // Nobody polls so fast that an acknowledgement had better wait when nothing comes.
+        self.transmit(now, if received { acks } else { Acks::Send });
         received
     }
 
     /// Sends whatever the device has ready, as far as the link takes it.
-    pub(super) fn transmit(&mut self, now: Time) {
+    pub(super) fn transmit(&mut self, now: Time, acks: Acks) {
         loop {
-            match self.device.transmit(now, &mut *self.link) {
+            match self.device.transmit_acks(now, &mut *self.link, acks) {
                 Progress::Idle => {
                     self.flush();
                     return;

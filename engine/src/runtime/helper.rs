@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::control::Event;
+use crate::device::Acks;
 use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
@@ -156,7 +157,7 @@ impl Run {
     fn round(&self) {
         loop {
             let mut core = self.shared.core.lock();
-            let received = core.round();
+            let received = core.round(Acks::Send);
             self.shared.settle(&mut core);
             if !received {
                 return;

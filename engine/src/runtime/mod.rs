@@ -22,7 +22,7 @@ use ferroce_wire::mtu::PathMtu;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
-use crate::device::{Device, DeviceConfig, Limits};
+use crate::device::{Acks, Device, DeviceConfig, Limits};
 use crate::link::udp::UdpLink;
 use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
@@ -236,7 +236,7 @@ impl Engine {
         }
         self.shared.pulse.driven();
         if let Some(mut core) = self.shared.core.try_lock() {
-            core.round();
+            core.round(Acks::MayWait);
             self.shared.settle(&mut core);
         }
     }
@@ -282,7 +282,7 @@ impl Shared {
     /// Sends what is still to be sent before the engine goes: no kernel does it later.
     fn last_words(&self) {
         if let Some(mut core) = self.core.try_lock_for(LAST_WORDS) {
-            core.transmit(clock::now());
+            core.transmit(clock::now(), Acks::Send);
         }
     }
 
@@ -327,7 +327,7 @@ impl DerefMut for Session<'_> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         let now = self.now;
-        self.core.transmit(now);
+        self.core.transmit(now, Acks::MayWait);
         self.shared.settle(&mut self.core);
     }
 }

@@ -71,15 +71,28 @@ impl Qp {
     }
 
     /// Gives packets to the link, `quantum` at most: responses first.
+    ///
+    /// An acknowledgement that nothing else waits for goes last: behind requests it is the short end of one train.
     pub fn transmit(
         &mut self,
         shared: &mut Shared<'_>,
         link: &mut dyn Transmit,
         quantum: &mut usize,
     ) -> Turn {
-        match self.transmit_responses(shared, link, quantum) {
-            Turn::Idle => self.transmit_requests(shared, link, quantum),
-            busy => busy,
+        if self.responder.owes_only_ack() {
+            let turn = self.transmit_requests(shared, link, quantum);
+            if turn == Turn::Full {
+                return turn;
+            }
+            match self.transmit_responses(shared, link, &mut 1) {
+                Turn::Idle => turn,
+                busy => busy,
+            }
+        } else {
+            match self.transmit_responses(shared, link, quantum) {
+                Turn::Idle => self.transmit_requests(shared, link, quantum),
+                busy => busy,
+            }
         }
     }
 }

@@ -12,9 +12,10 @@ use super::window::Window;
 use crate::time::Time;
 use crate::verbs::{QpAttr, WcStatus};
 
-/// The shortest local ACK timeout. Shorter ones would run out while the peer's thread waits for its turn on a
+/// The shortest local ACK timeout. Shorter ones would run out while an acknowledgement waits for company, or the
+/// thread that sends it for its turn on a
 /// processor; the standard lets a device take up to four times the time asked for.
-const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(1);
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 
 /// Why the requester waits although there is more to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

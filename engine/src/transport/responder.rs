@@ -158,6 +158,11 @@ impl Responder {
         self.response.is_some()
     }
 
+    /// Whether all that is due is an acknowledgement: a little later will do as well.
+    pub fn owes_only_ack(&self) -> bool {
+        matches!(self.response, Some(Syndrome::Ack { .. }))
+    }
+
     /// The answer that is due.
     pub fn response(&self) -> Option<Response> {
         let syndrome = self.response?;

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferroce_engine::device::{Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
 use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
@@ -296,7 +296,8 @@ impl World {
         match action & 0x1f {
             0..=5 => self.post_send(qp, script),
             6..=9 => self.post_receive(qp, script),
-            10..=13 => self.transmit(usize::from(script.u8())),
+            10..=11 => self.transmit(usize::from(script.u8()), Acks::Send),
+            12..=13 => self.transmit(usize::from(script.u8()), Acks::MayWait),
             14..=18 => self.deliver(script),
             19 => {
                 self.wire.packets.pop_front();
@@ -428,11 +429,11 @@ impl World {
     }
 
     /// Lets the device send until it is idle or the link has taken `room` packets.
-    fn transmit(&mut self, room: usize) {
+    fn transmit(&mut self, room: usize, acks: Acks) {
         self.wire.room = room;
         loop {
             self.wire.taken = 0;
-            match self.device.transmit(self.now, &mut self.wire) {
+            match self.device.transmit_acks(self.now, &mut self.wire, acks) {
                 Progress::Idle => break,
                 Progress::Full => {
                     assert_eq!(self.wire.room, 0, "the link was not full");
@@ -583,7 +584,7 @@ impl World {
                 );
             }
         }
-        self.transmit(1 << 20);
+        self.transmit(1 << 20, Acks::Send);
         let mut deadlines = 0;
         while let Some(deadline) = self.device.next_deadline() {
             self.device.handle_timeouts(deadline);

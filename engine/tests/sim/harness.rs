@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferroce_engine::device::{Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
 use ferroce_engine::link::random::Prng;
 use ferroce_engine::link::sim::{NodeConfig, SimLink, SimNetwork};
 use ferroce_engine::link::{Link, Path};
@@ -465,8 +465,14 @@ impl Node {
         device.handle_timeouts(now);
         self.poll(program, now)?;
         self.post(program, now)?;
+        // An application that polls, as against a helper thread that may not come again soon.
+        let acks = if program.nodes[self.side].events {
+            Acks::Send
+        } else {
+            Acks::MayWait
+        };
         loop {
-            let progress = self.device.transmit(now, &mut self.link);
+            let progress = self.device.transmit_acks(now, &mut self.link, acks);
             let flushed = self.link.flush().map_err(|e| e.to_string())?;
             self.blocked = !flushed;
             if progress == Progress::Idle || !flushed {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
-use crate::device::{Device, DeviceConfig, Limits, MrInfo, Progress, QpInit, SrqId};
+use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, Progress, QpInit, SrqId};
 use crate::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::memory::sim::SimMemory;
@@ -320,11 +320,20 @@ impl Side {
 
     /// Everything the device sends now.
     pub fn sent(&mut self) -> Vec<Packet> {
+        self.transmit(Acks::Send)
+    }
+
+    /// What the device sends now where acknowledgements may wait.
+    pub fn sent_unless_alone(&mut self) -> Vec<Packet> {
+        self.transmit(Acks::MayWait)
+    }
+
+    fn transmit(&mut self, acks: Acks) -> Vec<Packet> {
         let mut sent = Sent {
             room: usize::MAX,
             ..Sent::default()
         };
-        while self.dev.transmit(self.now, &mut sent) == Progress::More {}
+        while self.dev.transmit_acks(self.now, &mut sent, acks) == Progress::More {}
         sent.packets
     }
 
