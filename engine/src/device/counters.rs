@@ -46,6 +46,8 @@ counters! {
     drop_no_receive,
     /// UC packets of a message whose beginning was lost, and malformed UC and UD packets.
     drop_sequence,
+    /// UC WRITEs to memory that does not exist, or not for the peer.
+    drop_access,
     /// Congestion notifications.
     rx_cnp,
     /// Requests that came again.

@@ -57,6 +57,9 @@ impl Qp {
             DEST_QPN => dest_qpn,
             RATE_LIMIT => rate_limit,
         );
+        if mask.contains(M::MAX_DEST_RD_ATOMIC) {
+            self.responder.resources.start(new.max_dest_rd_atomic);
+        }
         if mask.contains(M::RQ_PSN) {
             attr.rq_psn = Psn::new(new.rq_psn).value();
             self.responder.start(Psn::new(new.rq_psn));

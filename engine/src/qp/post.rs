@@ -29,8 +29,8 @@ impl Qp {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(VerbsError::Invalid);
         }
-        self.check_operation(wr)?;
         let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        self.check_operation(wr, length)?;
         let inline = wr.flags.contains(SendFlags::INLINE);
         let most = match self.init.qp_type {
             QpType::Ud => self.mtu,
@@ -44,15 +44,21 @@ impl Qp {
         Ok(length as u32)
     }
 
-    /// Whether the type of QP has this operation, in this form.
-    fn check_operation(&self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+    /// Whether the type of QP has this operation, in this form. `length`: bytes of local data.
+    fn check_operation(&self, wr: &SendWr<'_>, length: u64) -> Result<(), VerbsError> {
         let qp_type = self.init.qp_type;
         let connected = matches!(qp_type, QpType::Rc | QpType::Uc);
-        match wr.operation {
-            Operation::Send | Operation::SendImm(_) if connected => Ok(()),
-            Operation::Send | Operation::SendImm(_) if qp_type == QpType::Ud && wr.ud.is_some() => Ok(()),
-            _ => Err(VerbsError::Invalid),
-        }
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let ok = match wr.operation {
+            Operation::Send | Operation::SendImm(_) => connected || qp_type == QpType::Ud && wr.ud.is_some(),
+            Operation::Write { .. } | Operation::WriteImm { .. } => connected,
+            Operation::Read { .. } => qp_type == QpType::Rc && !inline,
+            Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
+                qp_type == QpType::Rc && !inline && addr.is_multiple_of(8) && length == 8
+            }
+            Operation::SendInv(_) | Operation::LocalInvalidate(_) => false,
+        };
+        if ok { Ok(()) } else { Err(VerbsError::Invalid) }
     }
 
     /// Posts a receive to the QP's own queue.

@@ -3,60 +3,140 @@
 use std::time::Duration;
 
 use ferroce_wire::aeth::{credits, rnr_timer_us};
-use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
+use ferroce_wire::{Aeth, Kind, NakCode, RocePacket, Syndrome};
 
+use super::payload::{Cursor, Domain};
 use crate::qp::{Qp, Shared};
-use crate::verbs::WcStatus;
+use crate::queue::sq::SendWqe;
+use crate::verbs::{Operation, WcStatus};
 
 impl Qp {
     /// Takes a response packet.
     pub fn receive_response(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
-        match (roce.opcode().kind(), roce.aeth()) {
-            (Kind::Acknowledge, Some(aeth)) => {
-                let Some(seq) = self.requester.outstanding_seq(roce.bth().psn) else {
-                    shared.counters.drop_psn += 1;
-                    return;
-                };
-                match aeth.syndrome {
-                    Syndrome::Ack { credit } => {
-                        self.requester.grant(aeth.msn, credits(credit));
-                        self.advance(shared, seq + 1);
+        let Some(seq) = self.requester.outstanding_seq(roce.bth().psn) else {
+            shared.counters.drop_psn += 1;
+            return;
+        };
+        let (kind, aeth) = (roce.opcode().kind(), roce.aeth());
+        match (kind, aeth.map(|aeth| aeth.syndrome)) {
+            (Kind::Acknowledge, Some(Syndrome::RnrNak { timer })) => self.rnr_nak(shared, seq, timer),
+            (Kind::Acknowledge, Some(Syndrome::Nak(code))) => self.nak(shared, seq, code),
+            (_, Some(Syndrome::Ack { .. }) | None) => {
+                if let Some(Aeth {
+                    syndrome: Syndrome::Ack { credit },
+                    msn,
+                }) = aeth
+                {
+                    self.requester.grant(msn, credits(credit));
+                }
+                match kind {
+                    Kind::Acknowledge => {
+                        self.acknowledged(shared, seq + 1);
                     }
-                    Syndrome::RnrNak { timer } => self.rnr_nak(shared, seq, timer),
-                    Syndrome::Nak(code) => self.nak(shared, seq, code),
-                    Syndrome::Reserved(_) => shared.counters.drop_opcode += 1,
+                    Kind::AtomicAcknowledge => self.atomic_response(shared, seq, roce),
+                    _ => self.read_response(shared, seq, roce.payload()),
                 }
             }
             _ => shared.counters.drop_opcode += 1,
         }
     }
 
-    /// Everything before `to` has arrived: completes what that covers.
-    fn advance(&mut self, shared: &mut Shared<'_>, to: u64) {
-        let from = self.requester.una;
-        if to <= from {
+    /// Everything before `to` has arrived at the peer. False if the answer of a READ or atomic before that is missing:
+    /// it is asked for again.
+    fn acknowledged(&mut self, shared: &mut Shared<'_>, to: u64) -> bool {
+        self.advance(shared, to, false);
+        if self.requester.una >= to || !self.sends() {
+            return true;
+        }
+        if !self.requester.rnr_waiting() && !self.requester.nak_is_copy(self.requester.una) {
+            self.retry(shared);
+        }
+        false
+    }
+
+    /// A packet of a READ response.
+    fn read_response(&mut self, shared: &mut Shared<'_>, seq: u64, payload: &[u8]) {
+        let Some((index, wqe)) = self.answered(shared, seq) else {
+            return;
+        };
+        if !matches!(wqe.operation, Operation::Read { .. }) {
+            shared.counters.drop_opcode += 1;
             return;
         }
+        let offset = (seq - wqe.first) as u32 * self.mtu;
+        if payload.len() as u32 != wqe.length.saturating_sub(offset).min(self.mtu) {
+            self.fail_send(shared, WcStatus::BadRespErr);
+            return;
+        }
+        self.take_data(shared, index, &wqe, offset, payload);
+    }
+
+    /// The answer of an atomic: the old value, in the byte order of this host.
+    fn atomic_response(&mut self, shared: &mut Shared<'_>, seq: u64, roce: &RocePacket<'_>) {
+        let Some((index, wqe)) = self.answered(shared, seq) else {
+            return;
+        };
+        let atomic = matches!(
+            wqe.operation,
+            Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
+        );
+        let Some(answer) = roce.atomic_ack_eth().filter(|_| atomic) else {
+            shared.counters.drop_opcode += 1;
+            return;
+        };
+        self.take_data(shared, index, &wqe, 0, &answer.original.to_ne_bytes());
+    }
+
+    /// The WQE that a data response answers, if it is the next answer that is wanted.
+    fn answered(&mut self, shared: &mut Shared<'_>, seq: u64) -> Option<(u64, SendWqe)> {
+        if !self.acknowledged(shared, seq) {
+            return None;
+        }
+        let wqe = *self.sq.front()?;
+        (self.sends() && wqe.first <= seq && seq == self.requester.una).then_some((self.sq.head(), wqe))
+    }
+
+    /// Puts data of a response where the oldest WQE wants it.
+    fn take_data(&mut self, shared: &mut Shared<'_>, index: u64, wqe: &SendWqe, offset: u32, data: &[u8]) {
+        let domain = Domain {
+            pd: self.init.pd,
+            keys: shared.keys,
+            memory: shared.memory,
+        };
+        let sges = self.sq.sges(index, wqe);
+        let placed = Cursor::at(sges, offset).and_then(|mut cursor| domain.scatter(sges, &mut cursor, data));
+        match placed {
+            Ok(()) => self.advance(shared, self.requester.una + 1, true),
+            Err(_) => self.fail_send(shared, WcStatus::LocProtErr),
+        }
+    }
+
+    /// Everything before `to` has arrived: completes what that covers. Only `data`, which is for the oldest WQE, moves
+    /// past READs and atomics.
+    fn advance(&mut self, shared: &mut Shared<'_>, to: u64, data: bool) {
+        let from = self.requester.una;
         let (mut at, mut cost) = (from, 0);
         let sent = self.requester.send;
         while at < to {
             let Some(wqe) = self.sq.front() else { break };
-            let (first, end, length) = (wqe.first, wqe.end(), wqe.length);
+            if wqe.awaits_data() && !data {
+                break;
+            }
+            let end = wqe.end();
             let part = end.min(to);
             // What went back to be sent again does not count as in flight.
             let counted = part.min(sent);
             if counted > at {
-                let last = u64::from(counted == end);
-                let full = counted - at - last;
-                cost += full * shared.cost.of(self.mtu as usize);
-                let tail = u64::from(length).saturating_sub((end - 1 - first) * u64::from(self.mtu));
-                cost += last * shared.cost.of(tail as usize);
+                cost += wqe.cost(shared.cost, self.mtu, at, counted);
             }
             at = part;
             if part < end {
                 break;
             }
             self.complete_send(shared);
+        }
+        if at == from {
+            return;
         }
         self.requester.acked(shared.now, &self.attr, at, cost);
         if self.requester.send < at {
@@ -70,8 +150,7 @@ impl Qp {
     /// The peer had no receive for the packet `seq`: wait as long as it says, then send from there.
     fn rnr_nak(&mut self, shared: &mut Shared<'_>, seq: u64, timer: u8) {
         shared.counters.rx_rnr_nak += 1;
-        self.advance(shared, seq);
-        if !self.sends() || self.requester.rnr_waiting() {
+        if !self.acknowledged(shared, seq) || !self.sends() || self.requester.rnr_waiting() {
             return;
         }
         if !self.requester.take_rnr_retry(&self.attr) {
@@ -99,20 +178,21 @@ impl Qp {
             }
         };
         shared.counters.rx_nak_error += 1;
-        self.advance(shared, seq);
-        if self.sends() {
+        if self.acknowledged(shared, seq) && self.sends() {
             self.fail_send(shared, status);
         }
     }
 
     /// The packet `seq` was lost.
     fn sequence_nak(&mut self, shared: &mut Shared<'_>, seq: u64) {
-        self.advance(shared, seq);
         // The wait that an RNR NAK asked for stands: what the peer misses it has refused itself.
-        if !self.sends() || self.requester.rnr_waiting() || self.requester.nak_is_copy(seq) {
-            return;
+        if self.acknowledged(shared, seq)
+            && self.sends()
+            && !self.requester.rnr_waiting()
+            && !self.requester.nak_is_copy(seq)
+        {
+            self.retry(shared);
         }
-        self.retry(shared);
     }
 
     /// A timer ran out.
@@ -121,6 +201,7 @@ impl Qp {
             self.requester.end_rnr();
         } else {
             shared.counters.timeouts += 1;
+            self.requester.forget_nak();
             self.retry(shared);
         }
     }

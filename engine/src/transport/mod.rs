@@ -1,9 +1,12 @@
 //! The transports: what goes on the wire for each work request, and what each packet does.
 
 mod ack;
+mod execute;
 mod payload;
+mod receive;
 mod request;
 pub(crate) mod requester;
+mod resources;
 mod respond;
 pub(crate) mod responder;
 mod send;

@@ -21,6 +21,27 @@ pub(crate) struct Cursor {
     offset: u32,
 }
 
+impl Cursor {
+    /// The place `offset` bytes into the list; a fault if the list is shorter.
+    pub fn at(sges: &[Sge], offset: u32) -> Result<Cursor, Fault> {
+        let mut offset = offset;
+        for (index, sge) in sges.iter().enumerate() {
+            if offset < sge.length {
+                return Ok(Cursor { index, offset });
+            }
+            offset -= sge.length;
+        }
+        if offset == 0 {
+            Ok(Cursor {
+                index: sges.len(),
+                offset: 0,
+            })
+        } else {
+            Err(Fault { addr: 0 })
+        }
+    }
+}
+
 impl Domain<'_> {
     /// Fills `out` with the list's bytes from `skip` on. A list too short, or a key that does not allow it, is a
     /// fault like memory that is not there.

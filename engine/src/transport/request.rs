@@ -1,6 +1,6 @@
 //! One request packet of a send WQE: its opcode, headers and payload.
 
-use ferroce_wire::{Bth, Deth, Ieth, ImmDt, Kind, Opcode, Psn, TransportClass};
+use ferroce_wire::{AtomicEth, Bth, Deth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass};
 
 use super::payload::Domain;
 use crate::memory::Fault;
@@ -18,25 +18,50 @@ pub(crate) struct Request {
     offset: u32,
     /// Bytes of payload.
     pub payload: usize,
+    /// The length in the RETH: of the whole WRITE, or of the part that this READ asks for.
+    pub dma_len: u32,
     operation: Operation,
     /// UD only.
     pub deth: Option<Deth>,
 }
 
 impl Request {
-    /// The packet number `index` of the WQE, on a QP of this path MTU.
+    /// The packet number `index` of the WQE, on a QP of this path MTU. `None` if the transport has no such packet.
     pub fn new(class: TransportClass, wqe: &SendWqe, index: u32, mtu: u32) -> Option<Request> {
         let (first, last) = (index == 0, index + 1 == wqe.packets);
-        let kind = match (wqe.operation, first, last) {
-            (Operation::Send, true, true) => Kind::SendOnly,
-            (Operation::SendImm(_), true, true) => Kind::SendOnlyImm,
-            (Operation::Send | Operation::SendImm(_), true, false) => Kind::SendFirst,
-            (Operation::Send | Operation::SendImm(_), false, false) => Kind::SendMiddle,
-            (Operation::Send, false, true) => Kind::SendLast,
-            (Operation::SendImm(_), false, true) => Kind::SendLastImm,
-            _ => return None,
+        let of_message = |only, begin, middle, end| match (first, last) {
+            (true, true) => only,
+            (true, false) => begin,
+            (false, false) => middle,
+            (false, true) => end,
+        };
+        let kind = match wqe.operation {
+            Operation::Send => of_message(Kind::SendOnly, Kind::SendFirst, Kind::SendMiddle, Kind::SendLast),
+            Operation::SendImm(_) => of_message(
+                Kind::SendOnlyImm,
+                Kind::SendFirst,
+                Kind::SendMiddle,
+                Kind::SendLastImm,
+            ),
+            Operation::Write { .. } => of_message(
+                Kind::WriteOnly,
+                Kind::WriteFirst,
+                Kind::WriteMiddle,
+                Kind::WriteLast,
+            ),
+            Operation::WriteImm { .. } => of_message(
+                Kind::WriteOnlyImm,
+                Kind::WriteFirst,
+                Kind::WriteMiddle,
+                Kind::WriteLastImm,
+            ),
+            Operation::Read { .. } => Kind::ReadRequest,
+            Operation::CompareSwap { .. } => Kind::CompareSwap,
+            Operation::FetchAdd { .. } => Kind::FetchAdd,
+            Operation::SendInv(_) | Operation::LocalInvalidate(_) => return None,
         };
         let offset = index * mtu;
+        let left = wqe.length.saturating_sub(offset);
         Some(Request {
             opcode: Opcode::from_kind(class, kind)?,
             psn: Psn::new(0),
@@ -44,7 +69,12 @@ impl Request {
             ack_request: false,
             solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
             offset,
-            payload: wqe.length.saturating_sub(offset).min(mtu) as usize,
+            payload: if wqe.awaits_data() {
+                0
+            } else {
+                left.min(mtu) as usize
+            },
+            dma_len: if wqe.awaits_data() { left } else { wqe.length },
             operation: wqe.operation,
             deth: None,
         })
@@ -79,16 +109,7 @@ impl Request {
             deth.emit(rest);
             rest = rest.get_mut(Deth::LEN..).ok_or(fault)?;
         }
-        match self.operation {
-            Operation::SendImm(imm) if self.opcode.has_immdt() => {
-                ImmDt {
-                    data: imm.to_ne_bytes(),
-                }
-                .emit(rest);
-            }
-            Operation::SendInv(rkey) if self.opcode.has_ieth() => Ieth { rkey }.emit(rest),
-            _ => {}
-        }
+        self.extend(rest, fault)?;
         pad.fill(0);
         if wqe.flags.contains(SendFlags::INLINE) {
             let from = self.offset as usize;
@@ -101,5 +122,57 @@ impl Request {
         } else {
             domain.gather(sq.sges(index, wqe), self.offset, payload)
         }
+    }
+
+    /// Writes the extension headers of the operation.
+    fn extend(&self, out: &mut [u8], fault: Fault) -> Result<(), Fault> {
+        let mut out = out;
+        let target = match self.operation {
+            Operation::Write { addr, rkey } | Operation::WriteImm { addr, rkey, .. } => Some((addr, rkey)),
+            Operation::Read { addr, rkey } => Some((addr.wrapping_add(u64::from(self.offset)), rkey)),
+            _ => None,
+        };
+        if let (Some((va, rkey)), true) = (target, self.opcode.has_reth()) {
+            Reth {
+                va,
+                rkey,
+                dma_len: self.dma_len,
+            }
+            .emit(out);
+            out = out.get_mut(Reth::LEN..).ok_or(fault)?;
+        }
+        match self.operation {
+            Operation::SendImm(imm) | Operation::WriteImm { imm, .. } if self.opcode.has_immdt() => {
+                ImmDt {
+                    data: imm.to_ne_bytes(),
+                }
+                .emit(out);
+            }
+            Operation::CompareSwap {
+                addr,
+                rkey,
+                compare,
+                swap,
+            } => {
+                AtomicEth {
+                    va: addr,
+                    rkey,
+                    swap_add: swap,
+                    compare,
+                }
+                .emit(out);
+            }
+            Operation::FetchAdd { addr, rkey, add } => {
+                AtomicEth {
+                    va: addr,
+                    rkey,
+                    swap_add: add,
+                    compare: 0,
+                }
+                .emit(out);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! sequence number, modulo 2^24. Received PSNs become sequence numbers by their distance from the oldest
 //! unacknowledged packet. A loss is repaired by going back to that packet and sending everything from there again.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce_wire::Psn;
@@ -54,6 +55,11 @@ pub(crate) struct Requester {
     /// The last message that the peer has credits for; `None`: no limit.
     credit_limit: Option<u32>,
     pub window: Window,
+    /// READ and atomic requests that are not wholly answered: the sequence number after the last answer of each.
+    data_requests: VecDeque<u64>,
+    /// The same of those that are not wholly answered since they were first sent: the peer knows them as such, and when
+    /// it is asked again, no request may reach across.
+    boundaries: VecDeque<u64>,
     wait: Wait,
     /// When the retransmission timer or the RNR wait runs out.
     deadline: Option<Time>,
@@ -80,6 +86,8 @@ impl Requester {
         self.wait = Wait::No;
         self.drain = None;
         self.deadline = None;
+        self.data_requests.clear();
+        self.boundaries.clear();
     }
 
     /// First sequence number, number of packets and send sequence number of the next WQE.
@@ -199,6 +207,29 @@ impl Requester {
         }
     }
 
+    /// The packet just sent was a READ or atomic request.
+    pub fn asked_for_data(&mut self) {
+        self.data_requests.push_back(self.send);
+        if self.boundaries.back().is_none_or(|&end| end < self.send) {
+            self.boundaries.push_back(self.send);
+        }
+    }
+
+    /// Where a request for data at `seq` has to end at the latest, if it is sent again.
+    pub fn boundary(&self, seq: u64) -> Option<u64> {
+        self.boundaries.iter().copied().find(|&end| end > seq)
+    }
+
+    /// READ and atomic requests that are not wholly answered.
+    pub fn data_requests(&self) -> usize {
+        self.data_requests.len()
+    }
+
+    /// Whether a READ or atomic is not wholly answered.
+    pub fn awaits_data(&self) -> bool {
+        !self.data_requests.is_empty()
+    }
+
     /// The packet at `send` has been handed to the link, and nobody will acknowledge it (UC, UD).
     pub fn unreliable_sent(&mut self) {
         self.send += 1;
@@ -215,6 +246,12 @@ impl Requester {
     /// Everything before `to` is acknowledged (`to` is past `una`); `cost` of it was counted as in flight.
     pub fn acked(&mut self, now: Time, attr: &QpAttr, to: u64, cost: u64) {
         self.una = to;
+        while self.data_requests.front().is_some_and(|&end| end <= to) {
+            self.data_requests.pop_front();
+        }
+        while self.boundaries.front().is_some_and(|&end| end <= to) {
+            self.boundaries.pop_front();
+        }
         self.window.acked(cost);
         self.refill(attr);
         self.nak_done = None;
@@ -248,6 +285,11 @@ impl Requester {
         self.nak_done.replace(seq) == Some(seq)
     }
 
+    /// A further sequence NAK is no copy of an earlier one.
+    pub fn forget_nak(&mut self) {
+        self.nak_done = None;
+    }
+
     /// Sends everything from the oldest unacknowledged packet again. `cursor`: the WQE that it belongs to.
     pub fn go_back(&mut self, cursor: u64) {
         self.window.lost();
@@ -271,6 +313,7 @@ impl Requester {
     fn rewind(&mut self, cursor: u64) {
         self.send = self.una;
         self.cursor = cursor;
+        self.data_requests.clear();
         self.window.rewind();
         self.deadline = None;
     }

@@ -4,6 +4,7 @@ use ferroce_wire::aeth::NO_CREDIT_LIMIT;
 use ferroce_wire::{Psn, Syndrome};
 
 use super::payload::Cursor;
+use super::resources::{Answer, Resource, Resources};
 use crate::link::Path;
 use crate::queue::rq::ActiveRecv;
 
@@ -27,6 +28,18 @@ pub(crate) struct Parting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Send,
+    Write,
+}
+
+/// Where the rest of a WRITE goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Target {
+    pub va: u64,
+    pub rkey: u32,
+    /// Bytes to come.
+    pub left: u32,
+    /// Bytes of the message.
+    pub total: u32,
 }
 
 /// State of the receiving half of a QP.
@@ -41,6 +54,10 @@ pub(crate) struct Responder {
     ahead: Psn,
     /// The message under way.
     pub message: Option<Message>,
+    /// Where the WRITE under way goes.
+    pub target: Target,
+    /// READs and atomics, with what of their answers is due: that precedes `response`.
+    pub resources: Resources,
     /// The receive WQE that a message is going into.
     pub active: ActiveRecv,
     /// Whether `active` is in use.
@@ -66,6 +83,8 @@ impl Responder {
             nak_sent: false,
             ahead: Psn::new(0),
             message: None,
+            target: Target::default(),
+            resources: Resources::default(),
             active: ActiveRecv::new(max_sge as usize),
             receiving: false,
             room: 0,
@@ -78,6 +97,7 @@ impl Responder {
 
     /// Begins with a PSN (INIT to RTR).
     pub fn start(&mut self, psn: Psn) {
+        self.resources.clear();
         self.epsn = psn;
         self.msn = 0;
         self.nak_sent = false;
@@ -115,9 +135,9 @@ impl Responder {
         std::mem::take(&mut self.receiving).then_some(self.active.wr_id)
     }
 
-    /// The packet expected has been carried out; `completes` a message.
-    pub fn accept(&mut self, completes: bool) {
-        self.epsn = self.epsn.next();
+    /// The request expected has been carried out, and took so many PSNs; `completes` a message.
+    pub fn accept(&mut self, packets: u32, completes: bool) {
+        self.epsn = self.epsn.add(packets);
         self.nak_sent = false;
         if completes {
             self.msn = (self.msn + 1) & 0xff_ffff;
@@ -140,6 +160,20 @@ impl Responder {
         });
     }
 
+    /// The READ or atomic just accepted will be answered, and that acknowledges all before it too.
+    pub fn answer_instead(&mut self) {
+        if matches!(self.response, Some(Syndrome::Ack { .. })) {
+            self.response = None;
+        }
+    }
+
+    /// Keeps the answer of the request expected; its message is the next to complete.
+    pub fn keep(&mut self, packets: u32, answer: Answer) {
+        let msn = (self.msn + 1) & 0xff_ffff;
+        self.resources
+            .push(Resource::new(self.epsn, packets, msn, answer));
+    }
+
     /// The expected request is refused; that acknowledges all before it too.
     pub fn refuse(&mut self, syndrome: Syndrome) {
         self.nak_sent = true;
@@ -155,7 +189,7 @@ impl Responder {
 
     /// Whether an answer is due.
     pub fn has_response(&self) -> bool {
-        self.response.is_some()
+        self.response.is_some() || self.resources.any_due()
     }
 
     /// Whether all that is due is an acknowledgement: a little later will do as well.

@@ -4,10 +4,11 @@ use ferroce_wire::Deth;
 
 use super::payload::Domain;
 use super::request::Request;
+use super::window::PacketCost;
 use crate::link::{Path, Transmit, TransmitError};
 use crate::qp::{Qp, Shared, Turn};
 use crate::queue::sq::SendWqe;
-use crate::verbs::{AsyncEvent, Operation, QpState, QpType, WcStatus};
+use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, WcStatus};
 
 /// In the Q_Key of a UD work request: the QP's own is meant.
 const OWN_QKEY: u32 = 1 << 31;
@@ -22,6 +23,21 @@ enum Step {
 }
 
 impl SendWqe {
+    /// Whether its answer brings data: a READ or an atomic.
+    pub fn awaits_data(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
+        )
+    }
+
+    /// The cost of its packets from sequence number `from` to before `to`.
+    pub fn cost(&self, cost: &PacketCost, mtu: u32, from: u64, to: u64) -> u64 {
+        let last = u64::from(to == self.end());
+        let tail = u64::from(self.length).saturating_sub((self.end() - 1 - self.first) * u64::from(mtu));
+        (to - from - last) * cost.of(mtu as usize) + last * cost.of(tail as usize)
+    }
+
     /// Whether it takes a receive of the peer, and so one of its credits.
     fn takes_receive(&self) -> bool {
         matches!(
@@ -68,17 +84,29 @@ impl Qp {
         let Some(mut request) = Request::new(self.class(), &wqe, (seq - wqe.first) as u32, self.mtu) else {
             return self.fail_at(shared, index, WcStatus::LocQpOpErr);
         };
-        let cost = shared.cost.of(request.payload);
+        let (mut packets, mut cost) = (1, shared.cost.of(request.payload));
         if reliable {
-            if wqe.takes_receive() && !self.requester.has_credit(wqe.ssn, wqe.first)
-                || !self.requester.window.allows(cost)
-            {
+            let begins = seq == wqe.first;
+            let fenced = begins && wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_data();
+            let credited = !wqe.takes_receive() || self.requester.has_credit(wqe.ssn, wqe.first);
+            let room = if wqe.awaits_data() {
+                let part = self.read_part(shared, &wqe, seq);
+                if let Some(part) = part {
+                    (packets, cost) = part;
+                    request.dma_len = request.dma_len.min(packets.saturating_mul(self.mtu));
+                }
+                part.is_some()
+            } else {
+                self.requester.window.allows(cost)
+            };
+            if fenced || !credited || !room {
                 self.requester.wait_for_ack();
                 return Step::Waits;
             }
-            request.ack_request = seq + 1 == wqe.end()
-                || self.requester.window.ask(cost)
-                || seq == wqe.first && !self.requester.is_granted(wqe.ssn);
+            request.ack_request = !wqe.awaits_data()
+                && (seq + 1 == wqe.end()
+                    || self.requester.window.ask(cost)
+                    || begins && !self.requester.is_granted(wqe.ssn));
         }
         request.psn = self.requester.psn(seq);
         let Some(path) = self.address(&mut request, index) else {
@@ -101,10 +129,13 @@ impl Qp {
         shared.counters.tx_packets += 1;
         if reliable {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
-            if request.ack_request {
+            self.requester.packet_sent(shared.now, &self.attr, packets, cost);
+            if wqe.awaits_data() {
+                self.requester.asked_for_data();
+            }
+            if request.ack_request || wqe.awaits_data() {
                 self.requester.window.asked();
             }
-            self.requester.packet_sent(shared.now, &self.attr, 1, cost);
         } else {
             self.requester.unreliable_sent();
             if self.requester.una == wqe.end() {
@@ -113,6 +144,29 @@ impl Qp {
             }
         }
         Step::Sent
+    }
+
+    /// How much of its data a READ or atomic asks for with one request: packets of the response, and their cost. No
+    /// more than our own socket buffer holds, because nothing else slows the peer down; `None` if too little now.
+    fn read_part(&self, shared: &Shared<'_>, wqe: &SendWqe, seq: u64) -> Option<(u32, u64)> {
+        if self.requester.data_requests() >= usize::from(self.attr.max_rd_atomic.max(1)) {
+            return None;
+        }
+        let end = self
+            .requester
+            .boundary(seq)
+            .map_or(wqe.end(), |end| end.min(wqe.end()));
+        let left = (end - seq) as u32;
+        let all = wqe.cost(shared.cost, self.mtu, seq, end);
+        if self.requester.window.has_room(all) {
+            return Some((left, all));
+        }
+        let full = shared.cost.of(self.mtu as usize);
+        let packets = left.min(self.requester.window.packets(full)?);
+        Some((
+            packets,
+            wqe.cost(shared.cost, self.mtu, seq, seq + u64::from(packets)),
+        ))
     }
 
     /// Where a request goes; sets its destination QP.

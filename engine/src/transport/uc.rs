@@ -2,10 +2,9 @@
 
 use ferroce_wire::RocePacket;
 
-use super::respond::{Position, Refusal};
-use super::responder::Message;
+use super::receive::{Position, Refusal};
 use crate::qp::{Qp, Shared};
-use crate::verbs::{Wc, WcStatus};
+use crate::verbs::WcStatus;
 
 /// Packets that lie so far behind the expected one, at most, are old ones that the network repeated or delayed.
 /// What lies farther behind is new: the peer went on while we did not listen.
@@ -30,41 +29,22 @@ impl Qp {
             shared.counters.drop_sequence += 1;
             return;
         }
-        if let Err(status) = self.execute_unreliable(shared, roce, position) {
+        if position.first {
             self.responder.message = None;
-            if let Some(status) = status {
-                self.fail_recv(shared, status);
+        }
+        let Err(refusal) = self.carry_out(shared, roce) else {
+            return;
+        };
+        // The message is dropped, and its receive serves the next one, unless it has failed itself.
+        self.responder.message = None;
+        match refusal {
+            Refusal::NoReceive | Refusal::TooLong => shared.counters.drop_no_receive += 1,
+            Refusal::Invalid => shared.counters.drop_sequence += 1,
+            Refusal::Access | Refusal::TargetFault => shared.counters.drop_access += 1,
+            Refusal::ReceiveFault => {
+                self.fail_recv(shared, WcStatus::LocProtErr);
                 self.enter_error(shared);
             }
         }
-    }
-
-    /// Carries out a packet. On failure the message is dropped, and its receive serves the next one; with a status
-    /// the receive itself has failed.
-    fn execute_unreliable(
-        &mut self,
-        shared: &mut Shared<'_>,
-        roce: &RocePacket<'_>,
-        position: Position,
-    ) -> Result<(), Option<WcStatus>> {
-        let opcode = roce.opcode();
-        let of_message = position.first || self.responder.message == Some(Message::Send);
-        if !opcode.is_send() || !of_message || !position.allows(roce.payload().len(), self.mtu) {
-            shared.counters.drop_sequence += 1;
-            return Err(None);
-        }
-        self.place(shared, position.first, roce.payload())
-            .map_err(|refusal| match refusal {
-                Refusal::NoReceive | Refusal::TooLong => {
-                    shared.counters.drop_no_receive += 1;
-                    None
-                }
-                Refusal::Fault => Some(WcStatus::LocProtErr),
-            })?;
-        self.responder.message = (!position.last).then_some(Message::Send);
-        if position.last {
-            self.complete_recv(shared, roce, Wc::default());
-        }
-        Ok(())
     }
 }

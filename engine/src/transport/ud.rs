@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use ferroce_wire::grh::GrhIpv4;
 use ferroce_wire::{Gid, Grh, GrhArea, RocePacket};
 
-use super::respond::Refusal;
+use super::receive::Refusal;
 use crate::link::{Path, RxPacket};
 use crate::qp::{Qp, Shared};
-use crate::verbs::{UdDest, Wc, WcFlags, WcStatus};
+use crate::verbs::{UdDest, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// What stands in the place of a destination before one is posted.
 pub(crate) const NOWHERE: UdDest = UdDest {
@@ -53,17 +53,18 @@ impl Qp {
         match placed {
             Ok(()) => {
                 let wc = Wc {
+                    opcode: WcOpcode::Recv,
                     src_qp: deth.src_qpn,
                     flags: WcFlags::GRH,
                     ..Wc::default()
                 };
                 self.complete_recv(shared, roce, wc);
             }
-            Err(Refusal::NoReceive | Refusal::TooLong) => shared.counters.drop_no_receive += 1,
-            Err(Refusal::Fault) => {
+            Err(Refusal::ReceiveFault) => {
                 self.fail_recv(shared, WcStatus::LocProtErr);
                 self.enter_error(shared);
             }
+            Err(_) => shared.counters.drop_no_receive += 1,
         }
     }
 }

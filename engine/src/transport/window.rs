@@ -4,7 +4,10 @@
 /// What the whole buffer of a peer holds, in the units of [`PacketCost`].
 pub(crate) const BUDGET: u64 = 1 << 24;
 
-/// The window never shrinks below this; one packet always may go.
+/// Packets that may always be under way.
+const FEW: u64 = 4;
+
+/// The window never shrinks below this.
 const SMALLEST: u64 = BUDGET / 1024;
 
 /// What the window grows by in a round trip, once it is near to where it lost.
@@ -63,10 +66,26 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether a packet of this cost may go out. One always may.
+    /// Whether a packet of this cost may go out. A few always may: with less under way, each loss costs a timeout.
     #[inline]
     pub fn allows(&self, cost: u64) -> bool {
-        self.in_flight == 0 || self.in_flight + cost <= self.size
+        self.in_flight < FEW * cost || self.has_room(cost)
+    }
+
+    /// Whether packets of this cost altogether fit.
+    #[inline]
+    pub fn has_room(&self, cost: u64) -> bool {
+        self.in_flight + cost <= self.size
+    }
+
+    /// How many packets of this cost to ask for at once: `None` while less than a quarter of the window is free, for
+    /// many small requests cost more than few large ones.
+    pub fn packets(&self, cost: u64) -> Option<u32> {
+        let free = self.size.saturating_sub(self.in_flight);
+        if self.in_flight == 0 {
+            return Some((free / cost).max(1) as u32);
+        }
+        (free >= self.size / 4 && free >= cost).then_some((free / cost) as u32)
     }
 
     /// Whether a packet of this cost should ask for an acknowledgement although it ends no message: a quarter of
@@ -141,7 +160,7 @@ mod tests {
         assert_eq!(window.size, BUDGET / 2);
         assert!(
             window.allows(BUDGET / 2) && window.allows(BUDGET),
-            "one packet always may"
+            "a few always may"
         );
         window.sent(BUDGET / 2);
         assert!(!window.allows(1));

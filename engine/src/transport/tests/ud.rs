@@ -48,7 +48,10 @@ fn datagrams_carry_their_network_header() {
     assert_eq!(pair.a.send_wcs(), [(1, OK)]);
     pair.b.receive_all(&sent);
     let wc = pair.b.recv_full()[0];
-    assert_eq!((wc.byte_len, wc.src_qp, wc.imm), (51, pair.a.qpn, 7));
+    assert_eq!(
+        (wc.opcode, wc.byte_len, wc.src_qp, wc.imm),
+        (WcOpcode::Recv, 51, pair.a.qpn, 7)
+    );
     assert_eq!(wc.flags, WcFlags::GRH | WcFlags::WITH_IMM);
     let got = pair.b.target(51);
     assert_eq!(got[40..], pair.a.source(11));

@@ -1,0 +1,196 @@
+//! The responder of RC: carries out requests in PSN order, each once.
+
+use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
+
+use super::receive::{Position, Refusal};
+use super::resources::{Answer, Resource};
+use crate::memory::AtomicOp;
+use crate::qp::{Qp, Shared};
+use crate::verbs::{Access, AsyncEvent, QpState, WcStatus};
+
+/// What a request that was carried out stands for.
+struct Done {
+    /// PSNs that it takes.
+    packets: u32,
+    /// It ends a message.
+    completes: bool,
+    /// It is answered by more than an acknowledgement.
+    answered: bool,
+}
+
+impl Qp {
+    /// Takes a request packet of RC.
+    pub fn receive_request(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
+        self.note_established(shared);
+        let psn = roce.bth().psn;
+        match psn.distance(self.responder.epsn) {
+            0 => self.execute(shared, roce),
+            1.. => {
+                self.responder.note_ahead(psn);
+                if self.responder.nak_sent {
+                    shared.counters.drop_psn += 1;
+                } else {
+                    shared.counters.tx_nak_sequence += 1;
+                    self.responder.refuse(Syndrome::Nak(NakCode::PsnSequence));
+                }
+            }
+            _ => self.repeat(shared, roce),
+        }
+    }
+
+    /// Tells once that the peer was heard of before RTS.
+    pub fn note_established(&mut self, shared: &mut Shared<'_>) {
+        if !self.responder.established {
+            self.responder.established = true;
+            if self.state == QpState::Rtr {
+                shared.events.push_back(AsyncEvent::CommEstablished(self.qpn));
+            }
+        }
+    }
+
+    /// Takes a request that was carried out before: SENDs and WRITEs are only acknowledged, READs are done again,
+    /// atomics give the result that they had.
+    fn repeat(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
+        shared.counters.duplicates += 1;
+        let psn = roce.bth().psn;
+        match roce.opcode().kind() {
+            Kind::ReadRequest | Kind::CompareSwap | Kind::FetchAdd => {
+                let known = self.responder.resources.find(psn);
+                if !known.is_some_and(|resource| resource.again(psn, roce.reth(), self.mtu)) {
+                    shared.counters.drop_psn += 1;
+                }
+            }
+            _ => self.responder.acknowledge(),
+        }
+    }
+
+    /// Carries out the request that was expected.
+    fn execute(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
+        let done = match roce.opcode().kind() {
+            Kind::ReadRequest => self.execute_read(shared, roce),
+            Kind::CompareSwap | Kind::FetchAdd => self.execute_atomic(shared, roce),
+            _ => self.carry_out(shared, roce).map(|()| Done {
+                packets: 1,
+                completes: Position::of(roce.opcode()).last,
+                answered: false,
+            }),
+        };
+        match done {
+            Ok(done) => {
+                self.responder.accept(done.packets, done.completes);
+                if done.answered {
+                    self.responder.answer_instead();
+                } else if roce.bth().ack_request {
+                    self.responder.acknowledge();
+                }
+            }
+            Err(refusal) => self.refuse(shared, refusal),
+        }
+    }
+
+    /// A READ: it is answered when responses are sent.
+    fn execute_read(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
+        let reth = roce.reth().ok_or(Refusal::Invalid)?;
+        self.admit_data_request(roce, Access::REMOTE_READ)?;
+        if reth.dma_len > 1 << 31 {
+            return Err(Refusal::Invalid);
+        }
+        if reth.dma_len > 0 {
+            let len = u64::from(reth.dma_len);
+            shared
+                .keys
+                .resolve(self.init.pd, reth.rkey, reth.va, len, Access::REMOTE_READ)
+                .map_err(|_| Refusal::Access)?;
+        }
+        let packets = reth.dma_len.div_ceil(self.mtu).max(1);
+        self.responder.keep(packets, Answer::Memory(reth));
+        Ok(Done {
+            packets,
+            completes: true,
+            answered: true,
+        })
+    }
+
+    /// An atomic: done at once; the old value is kept for the answer.
+    fn execute_atomic(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
+        let atomic = roce.atomic_eth().ok_or(Refusal::Invalid)?;
+        self.admit_data_request(roce, Access::REMOTE_ATOMIC)?;
+        if !atomic.va.is_multiple_of(8) {
+            return Err(Refusal::Invalid);
+        }
+        let addr = shared
+            .keys
+            .resolve(self.init.pd, atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)
+            .map_err(|_| Refusal::Access)?;
+        if !addr.is_multiple_of(8) {
+            return Err(Refusal::Invalid);
+        }
+        let op = if roce.opcode().kind() == Kind::CompareSwap {
+            AtomicOp::CompareSwap {
+                compare: atomic.compare,
+                swap: atomic.swap_add,
+            }
+        } else {
+            AtomicOp::FetchAdd { add: atomic.swap_add }
+        };
+        let original = shared.memory.atomic(addr, op).map_err(|_| Refusal::TargetFault)?;
+        self.responder.keep(1, Answer::Original(original));
+        Ok(Done {
+            packets: 1,
+            completes: true,
+            answered: true,
+        })
+    }
+
+    /// Whether a READ or atomic may come now, on this QP.
+    fn admit_data_request(&self, roce: &RocePacket<'_>, right: Access) -> Result<(), Refusal> {
+        let ok = self.responder.message.is_none()
+            && roce.payload().is_empty()
+            && self.attr.access.contains(right)
+            && self.responder.resources.has_room();
+        if ok { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
+    /// The request expected is not carried out: RNR NAK, or NAK and ERR.
+    pub(super) fn refuse(&mut self, shared: &mut Shared<'_>, refusal: Refusal) {
+        let code = match refusal {
+            Refusal::NoReceive => {
+                shared.counters.tx_rnr_nak += 1;
+                self.responder.refuse(Syndrome::RnrNak {
+                    timer: self.attr.min_rnr_timer,
+                });
+                return;
+            }
+            Refusal::TooLong => {
+                self.fail_recv(shared, WcStatus::LocLenErr);
+                NakCode::InvalidRequest
+            }
+            Refusal::ReceiveFault => {
+                self.fail_recv(shared, WcStatus::LocProtErr);
+                NakCode::RemoteOperational
+            }
+            Refusal::Invalid => {
+                shared.events.push_back(AsyncEvent::QpRequestError(self.qpn));
+                NakCode::InvalidRequest
+            }
+            Refusal::Access => {
+                shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
+                NakCode::RemoteAccess
+            }
+            Refusal::TargetFault => {
+                shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
+                NakCode::RemoteOperational
+            }
+        };
+        shared.counters.tx_nak_error += 1;
+        self.responder.refuse(Syndrome::Nak(code));
+        self.enter_error(shared);
+    }
+
+    /// The answer to this READ can't be read: NAK of that packet, and ERR.
+    pub(super) fn refuse_resource(&mut self, shared: &mut Shared<'_>, resource: &Resource, refusal: Refusal) {
+        self.responder.epsn = resource.psn.add(resource.next);
+        self.responder.resources.clear();
+        self.refuse(shared, refusal);
+    }
+}
