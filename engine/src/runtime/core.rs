@@ -13,6 +13,8 @@ pub(super) struct Core {
     link: Box<dyn Link>,
     /// Packets wait for the link to become writable.
     blocked: bool,
+    /// Rounds since the last that received something.
+    idle_rounds: u32,
 }
 
 impl Core {
@@ -21,6 +23,7 @@ impl Core {
             device,
             link,
             blocked: false,
+            idle_rounds: 0,
         }
     }
 
@@ -40,7 +43,17 @@ impl Core {
         }
         // Nobody polls so fast that an acknowledgement had better wait when nothing comes.
         self.transmit(now, if received { acks } else { Acks::Send });
+        self.idle_rounds = if received {
+            0
+        } else {
+            self.idle_rounds.wrapping_add(1)
+        };
         received
+    }
+
+    /// Rounds in a row that received nothing.
+    pub(super) fn idle_rounds(&self) -> u32 {
+        self.idle_rounds
     }
 
     /// Sends whatever the device has ready, as far as the link takes it.

@@ -34,6 +34,10 @@ use crate::verbs::{Access, AsyncEvent, VerbsError};
 use self::core::Core;
 use self::helper::Helper;
 
+/// Rounds in vain after which another thread may have the CPU: where there are more that poll than CPUs, it may be the
+/// one that this one waits for.
+const YIELD_AFTER: u32 = 32;
+
 /// How long exit and close wait for the engine's lock before they give up on the last packets.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -235,9 +239,15 @@ impl Engine {
             return;
         }
         self.shared.pulse.driven();
-        if let Some(mut core) = self.shared.core.try_lock() {
-            core.round(Acks::MayWait);
-            self.shared.settle(&mut core);
+        let Some(mut core) = self.shared.core.try_lock() else {
+            return;
+        };
+        core.round(Acks::MayWait);
+        self.shared.settle(&mut core);
+        let idle = core.idle_rounds();
+        drop(core);
+        if idle != 0 && idle.is_multiple_of(YIELD_AFTER) {
+            std::thread::yield_now();
         }
     }
 

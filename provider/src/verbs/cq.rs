@@ -210,15 +210,14 @@ pub(super) unsafe extern "C" fn poll_cq(public: *mut ibv_cq, count: c_int, into:
         // SAFETY: the program passes a CQ of this provider.
         let cq = unsafe { Cq::of(public) };
         let wanted = usize::try_from(count).unwrap_or(0);
+        if cq.queue.is_empty() {
+            cq.context.engine.drive();
+        }
         let mut done = 0;
-        while done < wanted {
+        while done < wanted && !cq.queue.is_empty() {
             let mut batch = [Wc::default(); BATCH];
             let room = BATCH.min(wanted - done);
-            let taken = if done == 0 {
-                cq.take(&mut batch[..room])
-            } else {
-                cq.queue.poll(&mut batch[..room])
-            };
+            let taken = cq.queue.poll(&mut batch[..room]);
             for wc in &batch[..taken] {
                 // SAFETY: the program has room for `count` completions.
                 unsafe { into.add(done).write(exported(wc)) };
