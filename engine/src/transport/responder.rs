@@ -194,7 +194,7 @@ impl Responder {
 
     /// Whether all that is due is an acknowledgement: a little later will do as well.
     pub fn owes_only_ack(&self) -> bool {
-        matches!(self.response, Some(Syndrome::Ack { .. }))
+        matches!(self.response, Some(Syndrome::Ack { .. })) && !self.resources.any_due()
     }
 
     /// The answer that is due.
