@@ -83,6 +83,14 @@ impl Pulse {
         }
     }
 
+    /// The helper sleeps until then, without an eye on the socket if it naps. The start of time stands for awake.
+    fn announce(&self, until: Option<Time>, naps: bool, awaits_writable: bool) {
+        self.naps.store(naps, Ordering::SeqCst);
+        self.awaits_writable.store(awaits_writable, Ordering::Relaxed);
+        self.sleeps_until
+            .store(until.map_or(u64::MAX, Time::as_nanos), Ordering::SeqCst);
+    }
+
     fn wake(&self) {
         // A full counter means that a wake-up is already under way.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -135,6 +143,7 @@ struct Run {
 impl Run {
     fn run(mut self) {
         let mut polls_seen = 0;
+        self.control();
         loop {
             let pulse = &self.shared.pulse;
             if pulse.stop.load(Ordering::SeqCst) {
@@ -170,20 +179,18 @@ impl Run {
         let shared = self.shared.clone();
         let pulse = &shared.pulse;
         let now = clock::now();
-        let mut until = if nap { Some(now + NAP) } else { None };
-        let (receive, transmit) = {
+        let (mut receive, mut transmit, mut until) = (None, None, Some(now + NAP));
+        if nap {
+            // The application has the lock often enough, and sees to its deadlines.
+            pulse.announce(until, true, false);
+        } else {
             let core = shared.core.lock();
-            until = earliest(until, core.next_deadline());
-            let receive = core.link().receive_fd().filter(|_| !nap);
-            let transmit = core.link().transmit_fd().filter(|_| core.blocked());
-            pulse.naps.store(nap, Ordering::SeqCst);
-            pulse.awaits_writable.store(transmit.is_some(), Ordering::Relaxed);
-            // Published under the lock: whoever sets an earlier deadline later sees it.
-            pulse
-                .sleeps_until
-                .store(until.map_or(u64::MAX, Time::as_nanos), Ordering::SeqCst);
-            (receive, transmit)
-        };
+            receive = core.link().receive_fd();
+            transmit = core.link().transmit_fd().filter(|_| core.blocked());
+            until = core.next_deadline();
+            // Under the lock: whoever sets an earlier deadline later sees it.
+            pulse.announce(until, false, transmit.is_some());
+        }
         // An application that armed a CQ, or asked to stop, before it could see that we sleep.
         let armed_at = Time::from_nanos(pulse.armed_at.load(Ordering::SeqCst));
         let just_armed = nap && armed_at != Time::ZERO && now.since(armed_at) < EVENT_MODE;
@@ -205,12 +212,14 @@ impl Run {
                 pulse.stop.store(true, Ordering::SeqCst);
             }
             if fds[0].revents().contains(PollFlags::IN) {
+                // Only an empty counter fails, and then nothing is to be taken.
                 let _ = rustix::io::read(&pulse.wake, &mut [0; 8]);
             }
+            if !self.daemon_gone && !fds[1].revents().is_empty() {
+                self.control();
+            }
         }
-        pulse.sleeps_until.store(0, Ordering::SeqCst);
-        pulse.naps.store(false, Ordering::SeqCst);
-        self.control();
+        pulse.announce(Some(Time::ZERO), false, false);
     }
 
     /// Takes what the daemon has to say.
@@ -261,13 +270,6 @@ impl Run {
             }
             Event::DaemonGone => self.daemon_gone = true,
         }
-    }
-}
-
-fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
     }
 }
 
