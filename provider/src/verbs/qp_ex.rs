@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use ferroce_engine::verbs::{Operation, SendFlags, SendWr, Sge, UdDest, VerbsError};
+use ferroce_engine::verbs::{Operation, QpType, SendFlags, SendWr, Sge, UdDest, VerbsError};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
@@ -16,11 +16,17 @@ use crate::guard::guard;
 
 /// Bits of `enum ibv_qp_create_send_ops_flags`: SEND, with immediate data.
 const SENDS: u64 = 1 << 2 | 1 << 3;
+/// RDMA WRITE, with immediate data.
+const WRITES: u64 = 1 << 0 | 1 << 1;
+/// RDMA READ, compare and swap, fetch and add.
+const READS_AND_ATOMICS: u64 = 1 << 4 | 1 << 5 | 1 << 6;
 
 /// The send operations that a QP of a type (`enum ibv_qp_type`) can be made with.
 pub(super) fn send_ops(qp_type: u32) -> u64 {
-    match qp_type {
-        2..=4 => SENDS,
+    match QpType::from_number(qp_type) {
+        Some(QpType::Rc) => SENDS | WRITES | READS_AND_ATOMICS,
+        Some(QpType::Uc) => SENDS | WRITES,
+        Some(QpType::Ud) => SENDS,
         _ => 0,
     }
 }

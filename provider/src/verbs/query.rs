@@ -19,8 +19,8 @@ const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 1
 const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 /// Vendor id of devices that have none.
 const NO_VENDOR: u32 = 0xff_ffff;
-/// `IBV_ATOMIC_NONE`.
-const ATOMIC_NONE: u32 = 0;
+/// `IBV_ATOMIC_GLOB`: atomics of peers are atomic towards the CPUs, for CPUs do them.
+const ATOMIC_GLOB: u32 = 2;
 /// Page sizes from 4 KiB to 2 GiB; all are the same here.
 const PAGE_SIZES: u64 = 0xffff_f000;
 /// As long as an answer may take, as an exponent of 4.096 us; what most drivers say.
@@ -92,7 +92,7 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     attr.max_qp_rd_atom = limits.max_rd_atomic.into();
     attr.max_qp_init_rd_atom = limits.max_rd_atomic.into();
     attr.max_res_rd_atom = number(limits.max_qp.saturating_mul(limits.max_rd_atomic.into()));
-    attr.atomic_cap = ATOMIC_NONE;
+    attr.atomic_cap = ATOMIC_GLOB;
     attr.max_ah = c_int::MAX; // they live in the program's memory
     attr.max_srq = number(limits.max_srq);
     attr.max_srq_wr = number(limits.max_srq_wr);
