@@ -112,9 +112,9 @@ program() {
     local name=$1 rc=0
     shift
     selected "$name" || return 0
-    start "$name" "$FERROCE" run -- "$@"
+    start "$name.log" "$FERROCE" run -- "$@"
     await "$PID" || rc=$?
-    if ((rc == 0)); then ok "$name"; else not_ok "$name" "exit $rc: $(last_line "$LOG_DIR/$name")"; fi
+    if ((rc == 0)); then ok "$name"; else not_ok "$name" "exit $rc: $(last_line "$LOG_DIR/$name.log")"; fi
 }
 
 # run_client_group SCRIPT NAME [VARIABLE=VALUE...]: one of tests/clients as a part of this script; its lines are counted.
