@@ -5,6 +5,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
+use ferroce_wire::{Kind, Opcode};
 use libc::{c_int, iovec, mmsghdr};
 
 use super::cmsg;
@@ -24,6 +25,9 @@ const BATCH: usize = 16;
 const MAX_SEGMENTS: u16 = 64;
 /// Bytes of one send: 65,535 less the headers of IPv6 and UDP.
 const MAX_SEND: usize = 65_535 - 48;
+
+/// Bytes of an acknowledgement, BTH and AETH.
+const ACK_LEN: usize = 16;
 
 /// Counters of the sending half.
 #[derive(Default)]
@@ -58,6 +62,15 @@ impl Message {
     }
 }
 
+/// An acknowledgement put aside, to leave at the end of what is sent to the same flow next: there it costs nothing,
+/// in front of a longer packet a send of its own. Acknowledgements and requests may overtake each other.
+#[derive(Clone, Copy)]
+struct Aside {
+    flow: usize,
+    header: (u8, u8),
+    bytes: [u8; ACK_LEN],
+}
+
 /// The sending sockets and what waits to be sent.
 pub(super) struct Transmitter {
     pub(super) flows: Flows,
@@ -65,6 +78,7 @@ pub(super) struct Transmitter {
     messages: Vec<Message>,
     /// The control messages of one system call.
     controls: Box<[cmsg::Buffer; BATCH]>,
+    aside: Option<Aside>,
     /// Messages before this one are sent.
     sent: usize,
     /// Whether the kernel segments.
@@ -82,6 +96,7 @@ impl Transmitter {
             buffer: vec![0; BUFFER].into_boxed_slice(),
             messages: Vec::with_capacity(MAX_MESSAGES),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
+            aside: None,
             sent: 0,
             segmentation: socket::segments(like),
             blocked: None,
@@ -107,8 +122,8 @@ impl Transmitter {
             self.counters.lost_mtu += 1;
             return Ok(());
         }
-        let waiting = &self.messages[self.sent..];
-        let busy = |flow| waiting.iter().any(|message| message.flow == flow);
+        let (waiting, aside) = (&self.messages[self.sent..], self.aside.map(|ack| ack.flow));
+        let busy = |flow| aside == Some(flow) || waiting.iter().any(|message| message.flow == flow);
         let flow = match self.flows.find(path, dest_qpn, busy) {
             Ok(Some(flow)) => flow,
             Ok(None) => {
@@ -124,19 +139,47 @@ impl Transmitter {
             }
         };
         let header = (path.traffic_class, path.hop_limit_on_wire());
-        let joins = self
-            .messages
-            .last()
-            .is_some_and(|last| self.joins(last, flow, header, whole));
-        if !joins && self.messages.len() == MAX_MESSAGES || self.used() + whole > BUFFER {
+        // Room for one message more, and for an acknowledgement put aside.
+        if self.messages.len() + 2 > MAX_MESSAGES || self.used() + whole + ACK_LEN + ICRC_LEN > BUFFER {
             match self.flush() {
-                Ok(true) => return self.packet(path, dest_qpn, len, fill),
+                Ok(true) => {}
                 _ => return Err(TransmitError::Full),
             }
         }
+        if self
+            .aside
+            .is_some_and(|ack| ack.flow != flow || whole <= ACK_LEN + ICRC_LEN)
+        {
+            self.put_back();
+        }
+        let in_a_row = self.messages.last().is_some_and(|last| last.segment == whole);
+        if len == ACK_LEN && self.aside.is_none() && !(in_a_row && self.joins(flow, header, whole)) {
+            let mut bytes = [0; ACK_LEN];
+            fill(&mut bytes).map_err(TransmitError::Fault)?;
+            if is_acknowledgement(&bytes) {
+                self.aside = Some(Aside { flow, header, bytes });
+                return Ok(());
+            }
+            return self.append(flow, header, len, &mut |into| {
+                into.copy_from_slice(&bytes);
+                Ok(())
+            });
+        }
+        self.append(flow, header, len, fill)
+    }
+
+    /// Puts a packet of `len` bytes, to which the ICRC comes, behind all others: there is room.
+    fn append(
+        &mut self,
+        flow: usize,
+        header: (u8, u8),
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), TransmitError> {
+        let whole = len + ICRC_LEN;
         let start = self.used();
         let (id, first) = match self.messages.last() {
-            Some(last) if joins => (last.segments, false),
+            Some(last) if self.joins(flow, header, whole) => (last.segments, false),
             _ => (0, true),
         };
         let bytes = &mut self.buffer[start..start + whole];
@@ -162,14 +205,27 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Whether a packet of `whole` bytes may follow in the message `last`.
-    fn joins(&self, last: &Message, flow: usize, header: (u8, u8), whole: usize) -> bool {
-        last.flow == flow
-            && !last.closed
-            && whole <= last.segment
-            && last.segments < MAX_SEGMENTS
-            && last.len + whole <= MAX_SEND
-            && header == (last.traffic_class, last.hop_limit)
+    /// Puts the acknowledgement that was put aside behind the others.
+    fn put_back(&mut self) {
+        if let Some(ack) = self.aside.take() {
+            let copied = self.append(ack.flow, ack.header, ACK_LEN, &mut |into| {
+                into.copy_from_slice(&ack.bytes);
+                Ok(())
+            });
+            debug_assert_eq!(copied, Ok(()));
+        }
+    }
+
+    /// Whether a packet of `whole` bytes may follow in the last message.
+    fn joins(&self, flow: usize, header: (u8, u8), whole: usize) -> bool {
+        self.messages.last().is_some_and(|last| {
+            last.flow == flow
+                && !last.closed
+                && whole <= last.segment
+                && last.segments < MAX_SEGMENTS
+                && last.len + whole <= MAX_SEND
+                && header == (last.traffic_class, last.hop_limit)
+        })
     }
 
     /// Bytes of the buffer in use.
@@ -179,6 +235,7 @@ impl Transmitter {
 
     /// As [`crate::link::Link::flush`].
     pub fn flush(&mut self) -> io::Result<bool> {
+        self.put_back();
         while self.sent < self.messages.len() {
             match self.send_some() {
                 Ok(count) => {
@@ -347,6 +404,11 @@ impl Message {
         }
         writer.len()
     }
+}
+
+/// Whether a packet of that length is an acknowledgement (or NAK) of RC or XRC.
+fn is_acknowledgement(bytes: &[u8; ACK_LEN]) -> bool {
+    Opcode::from_u8(bytes[0]).is_some_and(|opcode| opcode.kind() == Kind::Acknowledge)
 }
 
 /// Writes the ICRC to the end of a packet.
