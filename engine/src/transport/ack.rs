@@ -13,11 +13,15 @@ use crate::verbs::{Operation, WcStatus};
 impl Qp {
     /// Takes a response packet.
     pub fn receive_response(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
+        let (kind, aeth) = (roce.opcode().kind(), roce.aeth());
         let Some(seq) = self.requester.outstanding_seq(roce.bth().psn) else {
             shared.counters.drop_psn += 1;
+            let acknowledges = aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
+            if acknowledges && roce.bth().psn.is_before(self.requester.psn(self.requester.una)) {
+                self.requester.heard(shared.now, &self.attr);
+            }
             return;
         };
-        let (kind, aeth) = (roce.opcode().kind(), roce.aeth());
         match (kind, aeth.map(|aeth| aeth.syndrome)) {
             (Kind::Acknowledge, Some(Syndrome::RnrNak { timer })) => self.rnr_nak(shared, seq, timer),
             (Kind::Acknowledge, Some(Syndrome::Nak(code))) => self.nak(shared, seq, code),

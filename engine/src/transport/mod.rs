@@ -10,6 +10,7 @@ mod resources;
 mod respond;
 pub(crate) mod responder;
 mod send;
+mod timer;
 mod uc;
 pub(crate) mod ud;
 pub(crate) mod window;

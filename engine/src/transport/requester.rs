@@ -5,18 +5,13 @@
 //! unacknowledged packet. A loss is repaired by going back to that packet and sending everything from there again.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use ferroce_wire::Psn;
 
+use super::timer::{RoundTrip, local_ack_timeout};
 use super::window::Window;
 use crate::time::Time;
 use crate::verbs::{QpAttr, WcStatus};
-
-/// The shortest local ACK timeout. Shorter ones would run out while an acknowledgement waits for company, or the
-/// thread that sends it for its turn on a
-/// processor; the standard lets a device take up to four times the time asked for.
-const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 
 /// Why the requester waits although there is more to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +56,7 @@ pub(crate) struct Requester {
     /// it is asked again, no request may reach across.
     boundaries: VecDeque<u64>,
     wait: Wait,
+    round_trip: RoundTrip,
     /// When the retransmission timer or the RNR wait runs out.
     deadline: Option<Time>,
     retries: u8,
@@ -198,8 +194,13 @@ impl Requester {
     }
 
     /// The packet at `send` has been handed to the link; it stood for `packets` sequence numbers.
-    pub fn packet_sent(&mut self, now: Time, attr: &QpAttr, packets: u32, cost: u64) {
+    /// `answered`: the peer is to answer it at once.
+    pub fn packet_sent(&mut self, now: Time, attr: &QpAttr, packets: u32, cost: u64, answered: bool) {
+        let new = self.send >= self.sent;
         self.send += u64::from(packets);
+        if new && answered {
+            self.round_trip.sent(self.send, now);
+        }
         self.sent = self.sent.max(self.send);
         self.window.sent(cost);
         if self.deadline.is_none() {
@@ -253,6 +254,11 @@ impl Requester {
             self.boundaries.pop_front();
         }
         self.window.acked(cost);
+        if let (Some(sample), Some(timeout)) =
+            (self.round_trip.acked(to, now), local_ack_timeout(attr.timeout))
+        {
+            self.window.keep_below(timeout / 4, sample);
+        }
         self.refill(attr);
         self.nak_done = None;
         if !matches!(self.wait, Wait::Failed(_)) {
@@ -267,12 +273,19 @@ impl Requester {
         self.rnr_retries = attr.rnr_retry;
     }
 
+    /// The peer answered something that was sent twice: it lives, and has yet to come to what is outstanding. Each such
+    /// answer stands for a packet of ours, so they end, and a loss is still noticed.
+    pub fn heard(&mut self, now: Time, attr: &QpAttr) {
+        if self.deadline.is_some() && self.wait != Wait::Rnr {
+            self.restart_timer(now, attr);
+        }
+    }
+
     /// Restarts the retransmission timer, or stops it when nothing is outstanding.
     fn restart_timer(&mut self, now: Time, attr: &QpAttr) {
-        self.deadline = match (self.outstanding(), attr.timeout) {
-            (false, _) | (_, 0) => None,
-            (true, t) => Some(now + Duration::from_nanos(4096 << t).max(MIN_ACK_TIMEOUT)),
-        };
+        self.deadline = local_ack_timeout(attr.timeout)
+            .filter(|_| self.outstanding())
+            .map(|timeout| now + self.round_trip.patience(timeout));
     }
 
     /// Whether it waits for the end of an RNR time.
@@ -314,6 +327,7 @@ impl Requester {
         self.send = self.una;
         self.cursor = cursor;
         self.data_requests.clear();
+        self.round_trip.abandon();
         self.window.rewind();
         self.deadline = None;
     }

@@ -129,11 +129,13 @@ impl Qp {
         shared.counters.tx_packets += 1;
         if reliable {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
-            self.requester.packet_sent(shared.now, &self.attr, packets, cost);
+            let answered = request.ack_request || wqe.awaits_data();
+            self.requester
+                .packet_sent(shared.now, &self.attr, packets, cost, answered);
             if wqe.awaits_data() {
                 self.requester.asked_for_data();
             }
-            if request.ack_request || wqe.awaits_data() {
+            if answered {
                 self.requester.window.asked();
             }
         } else {

@@ -1,6 +1,8 @@
 //! How much may be in flight: the peer's socket buffer, which every packet fills by its true size, and less after
 //! losses.
 
+use std::time::Duration;
+
 /// What the whole buffer of a peer holds, in the units of [`PacketCost`].
 pub(crate) const BUDGET: u64 = 1 << 24;
 
@@ -120,6 +122,15 @@ impl Window {
         self.size = (self.size + growth).min(BUDGET);
     }
 
+    /// A round trip took so long: fewer packets where it takes longer than `target`, because most of that time they
+    /// wait in the peer's queue, and in the end for longer than our timer.
+    pub fn keep_below(&mut self, target: Duration, sample: Duration) {
+        if sample > target {
+            let share = u128::from(self.size) * target.as_nanos() / sample.as_nanos().max(1);
+            self.size = (share as u64).max(self.size / 2).max(SMALLEST);
+        }
+    }
+
     /// Something was lost, and everything from there on will be sent again: half the window. That happens once a
     /// round trip, because what comes after is of a new flight.
     pub fn lost(&mut self) {
@@ -174,5 +185,20 @@ mod tests {
             window.acked(window.size);
         }
         assert_eq!(window.size, BUDGET);
+    }
+
+    #[test]
+    fn shrinks_where_packets_wait_long() {
+        let ms = Duration::from_millis;
+        let mut window = Window::default();
+        window.acked(BUDGET);
+        window.keep_below(ms(10), ms(10));
+        assert_eq!(window.size, BUDGET);
+        window.keep_below(ms(10), ms(16));
+        assert_eq!(window.size, BUDGET * 10 / 16);
+        window.keep_below(ms(10), ms(1000));
+        assert_eq!(window.size, BUDGET * 10 / 32, "by half at most");
+        window.acked(BUDGET);
+        assert_eq!(window.size, BUDGET, "and grows as before");
     }
 }

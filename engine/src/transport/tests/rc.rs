@@ -762,3 +762,30 @@ fn an_acknowledgement_waits_for_company_but_not_long() {
     assert_eq!(sent[0].ack().2, 3);
     assert!(pair.b.sent().is_empty());
 }
+
+#[test]
+fn answers_to_duplicates_show_that_the_peer_lives() {
+    let mut pair = Pair::new(&Setup {
+        retry_cnt: 1,
+        ..Setup::default()
+    });
+    let peer = pair.b.addr;
+    pair.a.send(1, 256 * 10);
+    assert_eq!(pair.a.sent().len(), 10);
+    // Slow: the timer runs out, everything is sent twice.
+    pair.a.wait(TIMEOUT);
+    assert_eq!(pair.a.sent().len(), 10);
+    pair.a.answer(peer, 2, Syndrome::Ack { credit: 31 }, 0);
+    // It answers each duplicate by what it has, for longer than all retries would last.
+    for _ in 0..10 {
+        pair.a.wait(TIMEOUT * 9 / 10);
+        assert!(pair.a.sent().is_empty());
+        pair.a.answer(peer, 1, Syndrome::Ack { credit: 31 }, 0);
+    }
+    assert_eq!(pair.a.counter("timeouts"), 1);
+    // When that ends, what is missing is sent again.
+    pair.a.wait(TIMEOUT);
+    assert_eq!(pair.a.sent().len(), 5);
+    pair.a.answer(peer, 7, Syndrome::Ack { credit: 31 }, 1);
+    assert_eq!(pair.a.send_wcs(), [(1, OK)]);
+}
