@@ -52,8 +52,8 @@ pub(crate) struct Requester {
     pub window: Window,
     /// READ and atomic requests that are not wholly answered: the sequence number after the last answer of each.
     data_requests: VecDeque<u64>,
-    /// The same of those that are not wholly answered since they were first sent: the peer knows them as such, and when
-    /// it is asked again, no request may reach across.
+    /// Where requests for data ever ended, beyond `una`, in order: the peer may know them as such, and when it is asked
+    /// again, no request may reach across.
     boundaries: VecDeque<u64>,
     wait: Wait,
     round_trip: RoundTrip,
@@ -211,8 +211,10 @@ impl Requester {
     /// The packet just sent was a READ or atomic request.
     pub fn asked_for_data(&mut self) {
         self.data_requests.push_back(self.send);
-        if self.boundaries.back().is_none_or(|&end| end < self.send) {
-            self.boundaries.push_back(self.send);
+        let before = self.boundaries.iter().rposition(|&end| end < self.send);
+        let at = before.map_or(0, |index| index + 1);
+        if self.boundaries.get(at) != Some(&self.send) {
+            self.boundaries.insert(at, self.send);
         }
     }
 
@@ -238,10 +240,13 @@ impl Requester {
         self.una = self.send;
     }
 
-    /// What is before `to` need not be sent again.
+    /// What is before `to` need not be sent again, even if it could not be.
     pub fn skip_to(&mut self, to: u64, cursor: u64) {
         self.send = to;
         self.cursor = cursor;
+        if matches!(self.wait, Wait::Failed(_)) {
+            self.wait = Wait::No;
+        }
     }
 
     /// Everything before `to` is acknowledged (`to` is past `una`); `cost` of it was counted as in flight.

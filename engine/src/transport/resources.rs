@@ -30,6 +30,8 @@ pub(crate) struct Resource {
     pub next: u32,
     /// The packet after the last one to send.
     end: u32,
+    /// The packet after the last one that was ever sent.
+    sent: u32,
 }
 
 impl Resource {
@@ -43,12 +45,24 @@ impl Resource {
             start: 0,
             next: 0,
             end: packets,
+            sent: 0,
         }
     }
 
     /// Whether some of the answer is to be sent.
     pub fn is_due(&self) -> bool {
         self.next < self.end
+    }
+
+    /// The next packet has been sent.
+    pub fn advance(&mut self) {
+        self.next += 1;
+        self.sent = self.sent.max(self.next);
+    }
+
+    /// Whether the whole answer has left once: the peer may have it, although it asked again.
+    fn was_answered(&self) -> bool {
+        self.sent >= self.packets
     }
 
     /// Whether the next packet is the first of the answer.
@@ -112,10 +126,11 @@ impl Resources {
         self.ring.reserve(self.capacity);
     }
 
-    /// Whether another request may come: not while the oldest of as many as may be still waits for its answer.
+    /// Whether another request may come: not while the oldest of as many as may be waits for its answer. One that
+    /// has been answered makes room even when it is to be answered again, for a copy of a request that came late.
     pub fn has_room(&self) -> bool {
         self.capacity > 0
-            && (self.ring.len() < self.capacity || self.ring.front().is_some_and(|oldest| !oldest.is_due()))
+            && (self.ring.len() < self.capacity || self.ring.front().is_some_and(Resource::was_answered))
     }
 
     /// Adds a request; forgets the oldest if need be.
@@ -207,7 +222,15 @@ mod tests {
             resources.push(read(psn, 256));
         }
         assert!(!resources.has_room());
-        resources.due().unwrap().next = 1;
+        resources.due().unwrap().advance();
+        assert!(resources.has_room());
+        // The request comes again, late: the peer has the answer, and may ask for more.
+        assert!(
+            resources
+                .find(Psn::new(10))
+                .unwrap()
+                .again(Psn::new(10), part(0, 256), 256)
+        );
         assert!(resources.has_room());
         resources.push(read(30, 256));
         assert!(resources.find(Psn::new(10)).is_none());

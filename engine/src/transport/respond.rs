@@ -39,7 +39,7 @@ impl Qp {
                     continue;
                 }
                 if let (Ok(()), Some(resource)) = (taken, self.responder.resources.due()) {
-                    resource.next += 1;
+                    resource.advance();
                 }
                 taken
             } else if let Some(response) = self.responder.response() {

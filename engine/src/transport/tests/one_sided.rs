@@ -235,6 +235,36 @@ fn long_reads_are_asked_for_in_parts_and_stay_so() {
 }
 
 #[test]
+fn a_smaller_part_asked_for_later_keeps_its_end() {
+    let mut pair = Pair::new(&Setup {
+        window: 256 * 64,
+        ..Setup::default()
+    });
+    let operation = read(&pair);
+    post(&mut pair.a, 1, operation, RECV, 100_000);
+    // The first request is lost, and with that the window halves.
+    let lost = pair.a.sent()[0].roce().reth().unwrap().dma_len;
+    pair.a.wait(TIMEOUT);
+    let smaller = pair.a.sent();
+    assert!(smaller[0].roce().reth().unwrap().dma_len < lost);
+    pair.b.receive(&smaller[0]);
+    let answers = pair.b.sent();
+    pair.a.receive_all(&answers[..answers.len() - 1]);
+    pair.a.sent();
+    pair.a.wait(TIMEOUT);
+    let again = pair.a.sent();
+    assert_eq!(
+        again[0].roce().reth().unwrap().dma_len,
+        256,
+        "the peer drops what lies across"
+    );
+    pair.b.receive_all(&again);
+    pair.run();
+    assert_eq!(pair.a.send_wcs(), [(1, OK)]);
+    assert_eq!(pair.a.target(100_000), pair.b.source(100_000));
+}
+
+#[test]
 fn as_many_reads_at_once_as_agreed() {
     let mut pair = Pair::new(&Setup::default());
     for i in 0..10 {

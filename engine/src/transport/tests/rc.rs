@@ -489,6 +489,24 @@ fn memory_that_is_gone() {
 }
 
 #[test]
+fn memory_that_is_gone_once_it_has_arrived() {
+    // The answer to the first try comes when the second has failed for want of its memory.
+    let mut pair = Pair::new(&Setup::default());
+    let peer = pair.b.addr;
+    pair.a.send(1, 0);
+    pair.a.send(2, 100);
+    pair.a.send(3, 0);
+    assert_eq!(pair.a.sent().len(), 3);
+    pair.a.memory.unmap(BASE, 8);
+    pair.a.wait(TIMEOUT);
+    assert_eq!(pair.a.sent().len(), 1);
+    pair.a.answer(peer, 0xff_ffff, Syndrome::Ack { credit: 31 }, 2);
+    assert_eq!(pair.a.sent().len(), 1, "the one behind it");
+    pair.a.answer(peer, 0, Syndrome::Ack { credit: 31 }, 3);
+    assert_eq!(pair.a.send_wcs(), [(1, OK), (2, OK), (3, OK)]);
+}
+
+#[test]
 fn malformed_requests_are_invalid() {
     let setup = Setup::default();
     // A LAST without a FIRST, a FIRST that is not full, an ONLY that is too long for the path MTU.
