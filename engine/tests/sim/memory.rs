@@ -6,6 +6,8 @@ use ferroce_engine::link::random::Prng;
 use ferroce_engine::memory::sim::SimMemory;
 use ferroce_engine::verbs::Sge;
 
+use crate::program::{Program, Slot};
+
 /// Where the arenas begin; any address does.
 const BASE: u64 = 0x7f00_0000_0000;
 /// Fills what belongs to no buffer.
@@ -60,6 +62,19 @@ impl Layout {
             self.next += u64::from(length);
         }
         Buffer { sges }
+    }
+
+    /// A buffer of one piece, at an address that is a multiple of eight.
+    pub fn slot(&mut self, len: u32) -> Buffer {
+        self.next = (self.next + 1).next_multiple_of(8);
+        self.ranges.push((self.next, len));
+        let sge = Sge {
+            addr: self.next,
+            length: len,
+            lkey: 0,
+        };
+        self.next += u64::from(len);
+        Buffer { sges: vec![sge] }
     }
 
     /// Makes the arena.
@@ -160,4 +175,14 @@ pub fn content(seed: u64, connection: usize, side: usize, index: usize, len: u32
         chunk.copy_from_slice(&prng.next_u64().to_le_bytes()[..chunk.len()]);
     }
     out
+}
+
+/// The bytes that a slot holds before the first operation: counters begin at zero. `side` sends the stream.
+pub fn initial_slot(program: &Program, connection: usize, side: usize, slot: usize) -> Vec<u8> {
+    let Slot { len, counter } = program.connections[connection].streams[side].slots[slot];
+    if counter {
+        vec![0; len as usize]
+    } else {
+        content(program.seed, connection, side + 2, slot, len)
+    }
 }

@@ -2,12 +2,14 @@
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ferroce_engine::verbs::QpType;
 
 use crate::check::{Stats, check};
 use crate::harness;
+use crate::node::TRACE;
 use crate::program::Program;
 
 /// Seeds run if nothing else is asked for.
@@ -43,6 +45,10 @@ pub fn run_seeds(transport: QpType, test: &str) -> Stats {
             Ok(one) => stats.add(&one),
             Err(error) => {
                 let (program, error) = shrink(program, error);
+                if env::var_os("FERROCE_TRACE").is_some() {
+                    TRACE.store(true, Ordering::Relaxed);
+                    attempt(&program).expect_err("a program that failed fails again");
+                }
                 panic!(
                     "seed {seed}: {error}\nthe smallest program that fails: {program}\
                      again: FERROCE_SEED={seed} cargo test -p ferroce-engine --test sim {test}\n"
