@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs `f`; a panic in it, which is a bug of Ferroce, gives `failed` with errno EIO instead.
 pub fn guard<T>(failed: T, f: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
-        eprintln!("ferroce: a call failed by a bug in Ferroce (see the panic above): please report it");
+        crate::say(format_args!(
+            "a call failed by a bug in Ferroce (see the panic above): please report it"
+        ));
         crate::hooks::set_errno(libc::EIO);
         failed
     })

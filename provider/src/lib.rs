@@ -8,13 +8,21 @@ compile_error!("the tables of libibverbs' interface are those of 64-bit machines
 
 pub mod abi;
 pub mod elf;
-pub mod fork;
 pub mod guard;
 pub mod hooks;
 pub mod verbs;
 
+use std::fmt;
+use std::io::{self, Write};
+
 use abi::library::{Library, is_libibverbs};
 use verbs::driver::Driver;
+
+/// Tells the user something, on one line of stderr, if there is one.
+pub(crate) fn say(message: fmt::Arguments<'_>) {
+    // Not eprintln!, which panics when stderr is closed.
+    _ = writeln!(io::stderr(), "ferroce: {message}");
+}
 
 /// Called by the dynamic linker when the library is loaded. It holds locks: no thread may be started here.
 #[cfg(not(test))]
@@ -35,18 +43,18 @@ fn load() {
         let library = match Library::open(object) {
             Ok(library) => library,
             Err(error) => {
-                eprintln!("ferroce: {error}");
+                say(format_args!("{error}"));
                 continue;
             }
         };
         if let Err(error) = hooks::install(object) {
-            eprintln!("ferroce: {} can't be hooked: {error}", object.path.display());
+            say(format_args!("{} can't be hooked: {error}", object.path.display()));
             continue;
         }
         Driver::register(library);
         served = true;
     }
     if served {
-        fork::watch();
+        hooks::descriptors::watch_forks();
     }
 }

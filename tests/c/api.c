@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 #define LENGTH 4096
 
@@ -531,11 +532,39 @@ static void errors(void)
     destroy_pair(pair);
 }
 
+/* A forked child has no use of what its parent opened, but may open the device itself. */
+static void child_opens(void)
+{
+    int status;
+    start();
+    transfer(pair, from, from_mr, to, to_mr, LENGTH, 1);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork: %s", strerror(errno));
+    if (pid == 0) {
+        alarm(30);
+        CHECK(send_from(&pair[0], from, LENGTH, from_mr) == EIO, "post_send on the parent's QP");
+        CHECK(ibv_req_notify_cq(pair[0].cq, 0) == EIO, "req_notify_cq on the parent's CQ");
+        MAKES_NOTHING(ibv_create_comp_channel(pair[0].context), EIO);
+        start();
+        for (int i = 0; i < 20; i++)
+            transfer(pair, from, from_mr, to, to_mr, LENGTH, i);
+        CHECK(!ibv_dereg_mr(from_mr) && !ibv_dereg_mr(to_mr), "dereg_mr");
+        destroy_pair(pair);
+        exit(0);
+    }
+    for (int i = 0; i < 20; i++)
+        transfer(pair, from, from_mr, to, to_mr, LENGTH, i);
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+        "the child ended with wait status %#x", status);
+    transfer(pair, from, from_mr, to, to_mr, LENGTH, 1);
+}
+
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } cases[] = {
         {"completion-events", completion_events}, {"wake-up", wake_up}, {"async-events", async_events},
         {"extended-cq", extended_cq}, {"batches", batches}, {"gids", gids}, {"answers", answers}, {"errors", errors},
+        {"child-opens", child_opens},
     };
     alarm(60);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)

@@ -48,18 +48,25 @@ pub fn remove(fd: RawFd) -> Option<Arc<dyn Descriptor>> {
     DESCRIPTORS.lock().remove(&fd)
 }
 
-/// Locks the table for the time of a fork, so that the child does not inherit it locked by another thread.
-pub fn before_fork() {
-    std::mem::forget(DESCRIPTORS.lock());
-}
-
-/// Ends what [`before_fork`] began, in parent and child.
+/// Keeps the table locked for the time of every fork from now on: a child must not inherit it locked by another thread.
 ///
-/// # Safety
-/// The calling thread must have called [`before_fork`], or be the copy of the thread that did.
-pub unsafe fn after_fork() {
-    // SAFETY: the caller says that the lock is held, and the guard was forgotten.
-    unsafe { DESCRIPTORS.force_unlock() };
+/// The child can close what it has inherited, and open devices itself. What its parent has opened fails there, for
+/// the engine of a device knows its process.
+pub fn watch_forks() {
+    extern "C" fn before() {
+        std::mem::forget(DESCRIPTORS.lock());
+    }
+    extern "C" fn after() {
+        // SAFETY: `before` locked it, in this thread or in the one that this thread is the copy of.
+        unsafe { DESCRIPTORS.force_unlock() };
+    }
+    // SAFETY: the handlers only lock and unlock, and are never unloaded.
+    let result = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    if result != 0 {
+        crate::say(format_args!(
+            "forks can't be watched (error {result}): don't fork while a device is open"
+        ));
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::io;
 
 use crate::elf::Object;
-use crate::fork;
 use crate::guard::guard;
 
 /// Redirects the calls of a libibverbs.
@@ -39,10 +38,6 @@ pub fn set_errno(errno: c_int) {
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
     guard(-1, || {
         if let Some(descriptor) = descriptors::get(fd) {
-            if fork::is_child() {
-                set_errno(libc::EIO);
-                return -1;
-            }
             // SAFETY: the caller passes `len` readable bytes, as for the system call.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) };
             match descriptor.write(bytes) {
@@ -63,12 +58,8 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     guard(-1, || {
         if let Some(descriptor) = descriptors::get(fd) {
-            let answer = if fork::is_child() {
-                Some(Err(libc::EIO))
-            } else {
-                // SAFETY: the caller passes what the request asks for.
-                unsafe { descriptor.ioctl(request, argument) }
-            };
+            // SAFETY: the caller passes what the request asks for.
+            let answer = unsafe { descriptor.ioctl(request, argument) };
             match answer {
                 Some(Ok(())) => return 0,
                 Some(Err(errno)) => {

@@ -18,6 +18,7 @@ use crate::abi::version::Abi;
 use crate::guard::guard;
 use crate::hooks::command::{CommandDescriptor, Commands};
 use crate::hooks::{descriptors, set_errno};
+use crate::say;
 
 /// The number of the only port.
 pub const PORT: u32 = 1;
@@ -63,7 +64,7 @@ impl Context {
         let (engine, events, async_fd) = match parts {
             Ok(parts) => parts,
             Err(error) => {
-                eprintln!("ferroce: {name} can't be opened: {error}");
+                say(format_args!("{name} can't be opened: {error}"));
                 // SAFETY: the descriptor is ours to close.
                 unsafe { libc::close(cmd_fd) };
                 set_errno(libc::EIO);
@@ -140,6 +141,9 @@ impl Context {
 
 impl Commands for Context {
     fn create_channel(&self) -> Result<RawFd, c_int> {
+        if !self.engine.usable() {
+            return Err(libc::EIO);
+        }
         let (channel, fd) = Channel::new().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         descriptors::insert(fd, Arc::new(channel));
         Ok(fd)

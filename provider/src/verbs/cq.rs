@@ -13,7 +13,7 @@ use super::events::{Acknowledged, Object, Public};
 use super::{make, next_handle, verb};
 use crate::abi::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::guard::guard;
-use crate::{fork, hooks};
+use crate::hooks;
 
 /// Completions converted at a time.
 const BATCH: usize = 16;
@@ -204,11 +204,11 @@ pub(super) unsafe extern "C" fn destroy_cq(public: *mut ibv_cq) -> c_int {
 /// Takes up to `count` completions: gives how many, or a negative errno.
 pub(super) unsafe extern "C" fn poll_cq(public: *mut ibv_cq, count: c_int, into: *mut ibv_wc) -> c_int {
     guard(-libc::EIO, || {
-        if fork::is_child() {
-            return -libc::EIO;
-        }
         // SAFETY: the program passes a CQ of this provider.
         let cq = unsafe { Cq::of(public) };
+        if !cq.context.engine.usable() {
+            return -libc::EIO;
+        }
         let wanted = usize::try_from(count).unwrap_or(0);
         if cq.queue.is_empty() {
             cq.context.engine.drive();
@@ -235,6 +235,9 @@ pub(super) unsafe extern "C" fn req_notify_cq(public: *mut ibv_cq, solicited_onl
     verb(|| {
         // SAFETY: the program passes a CQ of this provider.
         let cq = unsafe { Cq::of(public) };
+        if !cq.context.engine.usable() {
+            return Err(VerbsError::Gone);
+        }
         cq.context.engine.arm(&cq.queue, solicited_only != 0);
         Ok(())
     })

@@ -10,7 +10,6 @@ use parking_lot::lock_api::RawMutex as _;
 use super::cq::Cq;
 use super::make;
 use crate::abi::verbs::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
-use crate::fork;
 use crate::guard::guard;
 
 /// `IBV_WC_STANDARD_FLAGS`, and timestamps of both kinds.
@@ -111,11 +110,11 @@ unsafe extern "C" fn start_poll(public: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
             return libc::EINVAL;
         }
-        if fork::is_child() {
-            return libc::EIO;
-        }
         // SAFETY: the program passes a CQ of this provider.
         let cq = unsafe { Cq::of_ex(public) };
+        if !cq.context.engine.usable() {
+            return libc::EIO;
+        }
         cq.cursor.lock.lock();
         let mut wc = [Wc::default()];
         if cq.take(&mut wc) == 0 {

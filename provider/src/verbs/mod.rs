@@ -24,13 +24,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferroce_engine::verbs::VerbsError;
 
-use crate::fork;
 use crate::guard::guard;
 use crate::hooks::set_errno;
 
 /// Runs an op that gives 0, or an errno (also in `errno`).
 pub(crate) fn verb(f: impl FnOnce() -> Result<(), VerbsError>) -> c_int {
-    guard(libc::EIO, || match fork::check().and_then(|()| f()) {
+    guard(libc::EIO, || match f() {
         Ok(()) => 0,
         Err(error) => {
             set_errno(error.errno());
@@ -41,7 +40,7 @@ pub(crate) fn verb(f: impl FnOnce() -> Result<(), VerbsError>) -> c_int {
 
 /// Runs an op that makes an object, or gives null and sets `errno`.
 pub(crate) fn make<T>(f: impl FnOnce() -> Result<*mut T, VerbsError>) -> *mut T {
-    guard(ptr::null_mut(), || match fork::check().and_then(|()| f()) {
+    guard(ptr::null_mut(), || match f() {
         Ok(object) => object,
         Err(error) => {
             set_errno(error.errno());
