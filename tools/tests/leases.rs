@@ -5,7 +5,7 @@ mod common;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use common::{Daemon, Holder, in_fresh_namespace, ip};
+use common::{Daemon, Holder, eventually, in_fresh_namespace, ip};
 use ferroce_engine::control::protocol::{Reply, Request};
 use ferroce_engine::control::{Client, ControlError, Event, Lease, Refusal};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -105,20 +105,20 @@ fn dead_process_frees_its_slot_and_its_datagrams_are_gone() {
         } else {
             holder.finish()
         }
-        let lease = loop {
-            match Lease::acquire("ferroce_lo") {
-                Ok(lease) => break lease,
-                Err(ControlError::Refused(Refusal::SlotTableFull { .. })) => std::thread::yield_now(),
-                Err(error) => panic!("{error}"),
-            }
-        };
+        let mut freed = None;
+        eventually("the slot comes back", || match Lease::acquire("ferroce_lo") {
+            Ok(lease) => freed.replace(lease).is_none(),
+            Err(ControlError::Refused(Refusal::SlotTableFull { .. })) => false,
+            Err(error) => panic!("{error}"),
+        });
+        let lease = freed.unwrap();
         assert_eq!(received(&lease), Err(Errno::AGAIN), "datagram of the last holder");
         sender.send_to(&bth(1, 2), target).unwrap();
         assert_eq!(received(&lease), Ok(2));
         drop(lease);
         // Now nobody has the slot, or its holder is about to lose it: both must leave no trace.
         sender.send_to(&bth(1, 3), target).unwrap();
-        while status(&Client::connect().unwrap()) != 0 {}
+        eventually("no lease", || leases() == 0);
         sender.send_to(&bth(1, 4), target).unwrap();
     }
 }
@@ -226,4 +226,107 @@ fn end_of_the_daemon_is_told() {
     assert_eq!(next_event(&lease), Event::DaemonGone);
     assert_eq!(lease.receive().unwrap(), None);
     assert!(lease.socket().as_fd().try_clone_to_owned().is_ok());
+}
+
+/// Waits for the lease to be taken over by a new daemon.
+fn await_takeover(lease: &Lease) {
+    while !matches!(next_event(lease), Event::DeviceChanged(_)) {}
+}
+
+#[test]
+fn leases_outlive_a_killed_daemon_and_the_next_takes_them_over() {
+    if !in_fresh_namespace("leases_outlive_a_killed_daemon_and_the_next_takes_them_over") {
+        return;
+    }
+    ip("link add fa type veth peer name fb");
+    let first = Daemon::start(&["--slots", "5"]);
+    let client = Client::connect().unwrap();
+    let request = Request::LinkAdd {
+        name: "rdma0".into(),
+        netdev: "fa".into(),
+    };
+    assert_eq!(client.ask(&request).unwrap(), Reply::Done);
+    let lease = Lease::acquire("ferroce_lo").unwrap();
+    let named = Lease::acquire("rdma0").unwrap();
+    let holder = Holder::start("ferroce_lo");
+    let dead = Holder::start("ferroce_lo");
+    assert_eq!((lease.slot(), named.slot(), holder.slot, dead.slot), (1, 2, 3, 4));
+    first.kill();
+    assert_eq!(next_event(&lease), Event::DaemonGone);
+    // Traffic goes on without a daemon.
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.send_to(&bth(lease.slot(), 1), "127.0.0.1:4791").unwrap();
+    assert_eq!(received(&lease), Ok(1));
+    dead.kill();
+
+    let second = Daemon::spawn(&[]);
+    await_takeover(&lease);
+    await_takeover(&named);
+    sender.send_to(&bth(lease.slot(), 2), "127.0.0.1:4791").unwrap();
+    assert_eq!(received(&lease), Ok(2));
+    // The dead one's slot comes back, the others stay taken, also after a third daemon.
+    eventually("three leases", || leases() == 3);
+    second.kill();
+    let _third = Daemon::spawn(&["--slots", "100"]);
+    await_takeover(&lease);
+    await_takeover(&named);
+    eventually("three leases", || leases() == 3);
+    let mut slots = Vec::new();
+    // The dead one's is free when the daemon has looked for its holder.
+    eventually("a second free slot", || {
+        match Lease::acquire("ferroce_lo") {
+            Ok(lease) => slots.push(lease),
+            Err(ControlError::Refused(Refusal::SlotTableFull { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
+        slots.len() == 2
+    });
+    let full = Lease::acquire("ferroce_lo").unwrap_err();
+    assert!(
+        matches!(full, ControlError::Refused(Refusal::SlotTableFull { slots: 5 })),
+        "{full}"
+    );
+    slots.sort_by_key(Lease::slot);
+    assert_eq!((slots[0].slot(), slots[1].slot()), (4, 5));
+    sender.send_to(&bth(5, 3), "127.0.0.1:4791").unwrap();
+    assert_eq!(received(&slots[1]), Ok(3));
+    holder.kill();
+    eventually("four leases", || leases() == 4);
+}
+
+/// Number of leases that the daemon knows.
+fn leases() -> u32 {
+    status(&Client::connect().unwrap())
+}
+
+#[test]
+fn port_is_free_when_the_last_program_of_a_killed_daemon_ends() {
+    if !in_fresh_namespace("port_is_free_when_the_last_program_of_a_killed_daemon_ends") {
+        return;
+    }
+    let daemon = Daemon::start(&[]);
+    let holder = Holder::start("ferroce_lo");
+    daemon.kill();
+    holder.kill();
+    drop(UdpSocket::bind("0.0.0.0:4791").unwrap());
+    let _next = Daemon::start(&[]);
+    assert_eq!(leases(), 0);
+}
+
+#[test]
+fn sockets_that_are_no_heirloom_are_refused() {
+    if !in_fresh_namespace("sockets_that_are_no_heirloom_are_refused") {
+        return;
+    }
+    let _daemon = Daemon::start(&[]);
+    let lease = Lease::acquire("ferroce_lo").unwrap();
+    let client = Client::connect().unwrap();
+    // A slot that its program has not lost, and no descriptors at all.
+    let request = Request::Resume { device: lease.info() };
+    let refused = client.ask(&request).unwrap_err();
+    assert!(
+        matches!(refused, ControlError::Refused(Refusal::UnknownLease)),
+        "{refused}"
+    );
+    assert_eq!(leases(), 1);
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -15,7 +16,9 @@ struct Installation(PathBuf);
 
 impl Installation {
     fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("ferroce-run-test-{}", std::process::id()));
+        // The pid says nothing in a pid namespace; each test has a network namespace of its own.
+        let namespace = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let path = std::env::temp_dir().join(format!("ferroce-run-test-{namespace}"));
         fs::create_dir(&path).unwrap();
         fs::write(path.join("libferroce-rdmav34.so"), "").unwrap();
         // A shim that is none: the dynamic linker says so on standard error, and goes on.

@@ -1,20 +1,27 @@
 //! The process's side of the control connection: asking for a lease, and keeping it.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, socket_with, sockopt,
 };
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use super::protocol::{self, Datagram, Hello, Reply, Request, Welcome};
-use super::{ControlError, DeviceInfo, Report};
+use super::{ControlError, DeviceInfo, Refusal, Report};
 
+/// Time from the end of a daemon to the first look for the next; doubled with each look.
+const FIRST_PATIENCE: Duration = Duration::from_millis(50);
+/// Longest time between looks; a new daemon waits longer than that for its inheritance.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an answer of the daemon may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the daemon of this network namespace, for requests that are answered at once.
 #[derive(Debug)]
@@ -26,23 +33,7 @@ pub struct Client {
 impl Client {
     /// Connects, and checks that the daemon is trusted and of this version.
     pub fn connect() -> Result<Self, ControlError> {
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(io("socket"))?;
-        rustix::io::retry_on_intr(|| connect(&socket, &protocol::address())).map_err(
-            |error| match error {
-                Errno::CONNREFUSED => ControlError::NoDaemon,
-                other => io("connect")(other),
-            },
-        )?;
-        let daemon = sockopt::socket_peercred(&socket).map_err(io("SO_PEERCRED"))?.uid;
-        if !daemon.is_root() && daemon != rustix::process::geteuid() {
-            return Err(ControlError::Untrusted { uid: daemon.as_raw() });
-        }
+        let socket = open_connection(SocketFlags::empty())?;
         for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
             sockopt::set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))
                 .map_err(io("SO_RCVTIMEO"))?;
@@ -95,7 +86,8 @@ pub enum Event {
     DeviceRemoved,
     /// Call [`Lease::report`] with this id soon (200 ms).
     ReportWanted(u32),
-    /// The daemon ended. The slot and its socket stay usable.
+    /// The daemon ended. The slot and its socket stay usable, and the next daemon takes the lease
+    /// over by itself; then [`Event::DeviceChanged`] comes.
     DaemonGone,
 }
 
@@ -106,45 +98,74 @@ pub enum Event {
 pub struct Lease {
     slot: u8,
     rx: OwnedFd,
+    heirloom: Option<OwnedFd>,
     info: DeviceInfo,
+    /// An epoll descriptor: it stays the same while connections come and go.
     control: OwnedFd,
+    /// Expires when it is time to look for a new daemon.
+    timer: OwnedFd,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    gone: bool,
-    early: VecDeque<Event>,
+    daemon: Daemon,
+    /// The device as last told.
+    info: DeviceInfo,
+    /// Time until the next look for a daemon.
+    patience: Duration,
+}
+
+/// How we stand with the daemon.
+#[derive(Debug)]
+enum Daemon {
+    /// It knows our lease.
+    Connected(OwnedFd),
+    /// There is none.
+    Gone,
+    /// A new one was shown our lease.
+    Asked(OwnedFd),
+    /// It does not go on with our lease, or we can't show it.
+    Lost,
 }
 
 impl Lease {
     /// Leases a slot of the device of that name.
     pub fn acquire(device: &str) -> Result<Self, ControlError> {
-        let client = Client::connect()?;
+        let Client { socket, .. } = Client::connect()?;
         let request = Request::Lease {
             device: device.to_owned(),
         };
-        protocol::send_message(&client.socket, &request, SendFlags::empty()).map_err(gone("send"))?;
-        let mut datagram = receive(&client.socket)?;
-        match decode(&datagram)? {
-            Reply::Leased {
-                slot,
-                token: _,
-                device,
-            } => {
-                let rx = datagram.fds.pop().ok_or(ControlError::Malformed("no socket"))?;
-                let control = client.socket;
-                Ok(Self {
-                    slot,
-                    rx,
-                    info: device,
-                    control,
-                    state: Mutex::default(),
-                })
-            }
-            Reply::Refused(refusal) => Err(refusal.into()),
-            _ => Err(ControlError::Malformed("no lease")),
+        protocol::send_message(&socket, &request, SendFlags::empty()).map_err(gone("send"))?;
+        let datagram = receive(&socket)?;
+        let (slot, info) = match decode(&datagram)? {
+            Reply::Leased { slot, device } => (slot, device),
+            Reply::Refused(refusal) => return Err(refusal.into()),
+            _ => return Err(ControlError::Malformed("no lease")),
+        };
+        let mut fds = datagram.fds.into_iter();
+        let rx = fds.next().ok_or(ControlError::Malformed("no socket"))?;
+        let control = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("epoll_create"))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io("timerfd_create"))?;
+        for fd in [&socket, &timer] {
+            watch(&control, fd).map_err(io("epoll_ctl"))?;
         }
+        let daemon = Daemon::Connected(socket);
+        let state = Mutex::new(State {
+            daemon,
+            info: info.clone(),
+            patience: FIRST_PATIENCE,
+        });
+        Ok(Self {
+            slot,
+            rx,
+            heirloom: fds.next(),
+            info,
+            control,
+            timer,
+            state,
+        })
     }
 
     /// Number of the slot: the high byte of every QPN of this process on this device.
@@ -158,7 +179,7 @@ impl Lease {
         self.rx.as_fd()
     }
 
-    /// Descriptor to poll: readable means that [`Lease::receive`] has something.
+    /// Descriptor to poll: readable means that [`Lease::receive`] has something to do.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }
@@ -168,48 +189,179 @@ impl Lease {
         self.info.clone()
     }
 
-    /// Takes one event of the daemon, `None` if there is none now. Never blocks.
-    /// After [`Event::DaemonGone`] nothing follows, and `control_fd` need not be polled any more.
+    /// Takes one event of the daemon, `None` if there is none now. Never blocks. Call it until it
+    /// gives `None` whenever `control_fd` is readable, also after [`Event::DaemonGone`]: it looks for
+    /// the next daemon, at most once a second.
     pub fn receive(&self) -> Result<Option<Event>, ControlError> {
-        let mut state = self.state.lock();
-        if let Some(event) = state.early.pop_front() {
-            return Ok(Some(event));
-        }
-        if state.gone {
-            return Ok(None);
-        }
-        let datagram = match protocol::receive(self.control.as_fd(), RecvFlags::DONTWAIT) {
-            Ok(datagram) => datagram,
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(Errno::CONNRESET) => Datagram {
-                bytes: Vec::new(),
-                fds: Vec::new(),
-            },
-            Err(error) => return Err(io("receive")(error)),
-        };
-        if datagram.bytes.is_empty() {
-            state.gone = true;
-            return Ok(Some(Event::DaemonGone));
-        }
-        match decode(&datagram)? {
-            Reply::DeviceChanged(info) => Ok(Some(Event::DeviceChanged(info))),
-            Reply::DeviceRemoved => Ok(Some(Event::DeviceRemoved)),
-            Reply::ReportWanted { id } => Ok(Some(Event::ReportWanted(id))),
-            _ => Err(ControlError::Malformed("no event")),
+        let state = &mut *self.state.lock();
+        loop {
+            let (socket, asked) = match &state.daemon {
+                Daemon::Connected(socket) => (socket, false),
+                Daemon::Asked(socket) => (socket, true),
+                Daemon::Gone if self.timer_expired() => {
+                    self.look_for_daemon(state)?;
+                    continue;
+                }
+                Daemon::Gone | Daemon::Lost => return Ok(None),
+            };
+            let datagram = match protocol::receive(socket.as_fd(), RecvFlags::DONTWAIT) {
+                Ok(datagram) if !datagram.bytes.is_empty() => datagram,
+                Err(Errno::AGAIN) => return Ok(None),
+                // Closed, or not to be understood: either way there is no daemon for us.
+                Ok(_) | Err(_) => {
+                    self.lose_daemon(state)?;
+                    if asked {
+                        continue;
+                    }
+                    return Ok(Some(Event::DaemonGone));
+                }
+            };
+            if asked {
+                match self.answer_of_new_daemon(state, &datagram)? {
+                    Some(event) => return Ok(Some(event)),
+                    None => continue,
+                }
+            }
+            match decode(&datagram) {
+                Ok(Reply::DeviceChanged(info)) => {
+                    state.info = info.clone();
+                    return Ok(Some(Event::DeviceChanged(info)));
+                }
+                Ok(Reply::DeviceRemoved) => return Ok(Some(Event::DeviceRemoved)),
+                Ok(Reply::ReportWanted { id }) => return Ok(Some(Event::ReportWanted(id))),
+                Ok(_) | Err(_) => {
+                    self.lose_daemon(state)?;
+                    return Err(ControlError::Malformed("no event"));
+                }
+            }
         }
     }
 
-    /// Answers [`Event::ReportWanted`]. Never blocks: if the daemon is busy the report is dropped,
-    /// and the daemon shows the process as not answering.
+    /// Answers [`Event::ReportWanted`]. Never blocks: if the daemon is busy or gone the report is
+    /// dropped, and the daemon shows the process as not answering.
     pub fn report(&self, id: u32, mut report: Report) -> Result<(), ControlError> {
         report.qps.truncate(protocol::MAX_REPORTED_QPS);
         report.counters.truncate(protocol::MAX_REPORTED_COUNTERS);
         let request = Request::Report { id, report };
-        match protocol::send_message(&self.control, &request, SendFlags::DONTWAIT) {
+        let state = self.state.lock();
+        let Daemon::Connected(socket) = &state.daemon else {
+            return Ok(());
+        };
+        match protocol::send_message(socket, &request, SendFlags::DONTWAIT) {
             Ok(()) | Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(error) => Err(io("send")(error)),
         }
     }
+
+    /// Closes the connection (which takes it out of the epoll set) and looks for a daemon later.
+    fn lose_daemon(&self, state: &mut State) -> Result<(), ControlError> {
+        if self.heirloom.is_none() {
+            state.daemon = Daemon::Lost;
+            return Ok(());
+        }
+        state.daemon = Daemon::Gone;
+        self.look_later(state)
+    }
+
+    fn look_later(&self, state: &mut State) -> Result<(), ControlError> {
+        let it_value = Timespec {
+            tv_sec: state.patience.as_secs() as i64,
+            tv_nsec: state.patience.subsec_nanos().into(),
+        };
+        let once = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once).map_err(io("timerfd_settime"))?;
+        state.patience = (state.patience * 2).min(LAST_PATIENCE);
+        Ok(())
+    }
+
+    fn timer_expired(&self) -> bool {
+        rustix::io::read(&self.timer, &mut [0u8; 8]).is_ok()
+    }
+
+    /// Shows the lease to a new daemon, if there is one.
+    fn look_for_daemon(&self, state: &mut State) -> Result<(), ControlError> {
+        match self.show_lease(&state.info) {
+            Ok(socket) => {
+                watch(&self.control, &socket).map_err(io("epoll_ctl"))?;
+                state.daemon = Daemon::Asked(socket);
+                Ok(())
+            }
+            Err(_) => self.look_later(state),
+        }
+    }
+
+    fn show_lease(&self, info: &DeviceInfo) -> Result<OwnedFd, ControlError> {
+        let heirloom = self.heirloom.as_ref().ok_or(ControlError::NoDaemon)?;
+        let socket = open_connection(SocketFlags::NONBLOCK)?;
+        let request = protocol::encode(&Request::Resume { device: info.clone() });
+        protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::DONTWAIT)
+            .map_err(gone("send"))?;
+        protocol::send(
+            socket.as_fd(),
+            &request,
+            &[heirloom.as_fd(), self.rx.as_fd()],
+            SendFlags::DONTWAIT,
+        )
+        .map_err(gone("send"))?;
+        Ok(socket)
+    }
+
+    fn answer_of_new_daemon(
+        &self,
+        state: &mut State,
+        datagram: &Datagram,
+    ) -> Result<Option<Event>, ControlError> {
+        if let Some(hello) = Hello::parse(&datagram.bytes) {
+            if hello.version != protocol::VERSION {
+                self.lose_daemon(state)?;
+            }
+            return Ok(None);
+        }
+        match decode(datagram) {
+            Ok(Reply::Welcome(_)) => Ok(None),
+            Ok(Reply::Resumed { device }) => {
+                if let Daemon::Asked(socket) = std::mem::replace(&mut state.daemon, Daemon::Gone) {
+                    state.daemon = Daemon::Connected(socket);
+                }
+                state.patience = FIRST_PATIENCE;
+                state.info = device.clone();
+                Ok(Some(Event::DeviceChanged(device)))
+            }
+            Ok(Reply::Refused(refusal)) => {
+                tracing::warn!("the new ferroced does not go on with our lease: {refusal}");
+                state.daemon = Daemon::Lost;
+                Ok(matches!(refusal, Refusal::UnknownDevice { .. }).then_some(Event::DeviceRemoved))
+            }
+            Ok(_) | Err(_) => self.lose_daemon(state).map(|()| None),
+        }
+    }
+}
+
+/// Puts a descriptor into the epoll set of a lease.
+fn watch(control: &OwnedFd, fd: &OwnedFd) -> Result<(), Errno> {
+    epoll::add(control, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+}
+
+/// Opens a connection to a daemon that is trusted.
+fn open_connection(flags: SocketFlags) -> Result<OwnedFd, ControlError> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(io("socket"))?;
+    rustix::io::retry_on_intr(|| connect(&socket, &protocol::address())).map_err(|error| match error {
+        Errno::CONNREFUSED => ControlError::NoDaemon,
+        other => io("connect")(other),
+    })?;
+    let daemon = sockopt::socket_peercred(&socket).map_err(io("SO_PEERCRED"))?.uid;
+    if !daemon.is_root() && daemon != rustix::process::geteuid() {
+        return Err(ControlError::Untrusted { uid: daemon.as_raw() });
+    }
+    Ok(socket)
 }
 
 /// Receives one datagram of an answer, within the timeout of the socket.

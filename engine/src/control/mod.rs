@@ -181,6 +181,9 @@ pub enum Refusal {
         /// User of the daemon.
         daemon_uid: u32,
     },
+    /// A lease of an earlier daemon that this one can't go on with.
+    #[error("ferroced does not know this lease: start the program again")]
+    UnknownLease,
     /// Too many connections.
     #[error("ferroced has as many connections as it admits: end some programs that use a device")]
     TooManyConnections,

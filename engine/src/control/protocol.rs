@@ -2,8 +2,13 @@
 //!
 //! The first datagram of both sides is the hello, whose layout never changes: 4 bytes `FRRC`, the
 //! protocol version (u16, little endian), then the release as UTF-8. All later ones are postcard of
-//! [`Request`] (to the daemon) or [`Reply`] (from it), each at most [`MAX_MESSAGE`] bytes. A socket
-//! travels as SCM_RIGHTS beside [`Reply::Leased`].
+//! [`Request`] (to the daemon) or [`Reply`] (from it), each at most [`MAX_MESSAGE`] bytes.
+//! Descriptors travel as SCM_RIGHTS beside [`Reply::Leased`] and [`Request::Resume`].
+//!
+//! **The heirloom** lets the sockets of all slots outlive a daemon: it is a SEQPACKET socket whose
+//! receive queue holds one message with all of them, never taken out. Every process that has a lease
+//! and the daemon's user keeps it open; to the next daemon they show it, and that looks the message
+//! up (MSG_PEEK) and has the same sockets.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -36,9 +41,6 @@ const MAX_FDS: usize = 253;
 
 const MAGIC: [u8; 4] = *b"FRRC";
 
-/// Secret of one lease: who shows it after the daemon's death is the holder.
-pub type Token = [u8; 16];
-
 /// From a process or the command line to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -46,6 +48,12 @@ pub enum Request {
     Lease {
         /// Name of the device.
         device: String,
+    },
+    /// Go on with a lease of an earlier daemon; answered by [`Reply::Resumed`]. Two descriptors come
+    /// along: the heirloom and the socket of the slot, by which the daemon knows the slot.
+    Resume {
+        /// The device as the process knows it.
+        device: DeviceInfo,
     },
     /// Answer to [`Reply::ReportWanted`].
     Report {
@@ -79,13 +87,16 @@ pub enum Request {
 pub enum Reply {
     /// First message after the hello.
     Welcome(Welcome),
-    /// The slot is yours; its socket comes along.
+    /// The slot is yours; its socket comes along, and the heirloom if the process may have it.
     Leased {
         /// Number of the slot, the high byte of all its QPNs.
         slot: u8,
-        /// Secret of this lease.
-        token: Token,
         /// The device.
+        device: DeviceInfo,
+    },
+    /// The lease goes on.
+    Resumed {
+        /// The device as it is now.
         device: DeviceInfo,
     },
     /// Interface, addresses or state of the leased device changed.

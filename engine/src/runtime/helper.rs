@@ -108,13 +108,7 @@ impl Helper {
         let blocked = signals::block_all();
         let thread = std::thread::Builder::new()
             .name("ferroce".to_owned())
-            .spawn(move || {
-                Run {
-                    shared,
-                    daemon_gone: false,
-                }
-                .run()
-            });
+            .spawn(move || Run { shared }.run());
         signals::restore(&blocked);
         Ok(Helper {
             thread: Mutex::new(Some(thread?)),
@@ -136,8 +130,6 @@ impl Helper {
 /// The state of the running thread.
 struct Run {
     shared: Arc<Shared>,
-    /// The daemon has ended: nothing more comes from it, and the slot stays ours.
-    daemon_gone: bool,
 }
 
 impl Run {
@@ -197,9 +189,7 @@ impl Run {
         if !just_armed && !pulse.stop.load(Ordering::SeqCst) {
             let mut fds = Vec::with_capacity(4);
             fds.push(PollFd::new(&pulse.wake, PollFlags::IN));
-            if !self.daemon_gone {
-                fds.push(PollFd::from_borrowed_fd(shared.lease.control_fd(), PollFlags::IN));
-            }
+            fds.push(PollFd::from_borrowed_fd(shared.lease.control_fd(), PollFlags::IN));
             // SAFETY: the link owns these descriptors, and it lives as long as `shared`.
             let borrow = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
             fds.extend(receive.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
@@ -224,14 +214,12 @@ impl Run {
 
     /// Takes what the daemon has to say.
     fn control(&mut self) {
-        while !self.daemon_gone {
+        loop {
             match self.shared.lease.receive() {
                 Ok(Some(event)) => self.daemon_says(event),
                 Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!("the daemon's message can't be read: {error}");
-                    self.daemon_says(Event::DaemonGone);
-                }
+                // The lease has closed that connection, and looks for a new daemon.
+                Err(error) => return tracing::warn!("the daemon's message can't be read: {error}"),
             }
         }
     }
@@ -268,7 +256,7 @@ impl Run {
                     tracing::debug!("the daemon did not take the report: {error}");
                 }
             }
-            Event::DaemonGone => self.daemon_gone = true,
+            Event::DaemonGone => tracing::debug!("the daemon is gone; the next one takes the lease over"),
         }
     }
 }

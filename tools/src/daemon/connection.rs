@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ferroce_engine::control::protocol::{self, Hello, Reply, Request, Token};
+use ferroce_engine::control::protocol::{self, Hello, Reply, Request};
 use ferroce_engine::control::{DeviceInfo, Refusal};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, UCred, shutdown, sockopt};
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, geteuid, pidfd_open};
+
+use super::sys;
 
 /// Messages that may wait for a client that does not read: an answer to `status` has one per slot.
 const MAX_WAITING: usize = 600;
@@ -32,8 +34,6 @@ pub struct LeaseState {
     pub slot: u8,
     /// The device's name.
     pub device: String,
-    /// Secret of the holder.
-    pub token: Token,
 }
 
 /// What came from a client.
@@ -42,8 +42,8 @@ pub enum Incoming {
     Nothing,
     /// Its hello fits.
     Greeted,
-    /// A request.
-    Request(Request),
+    /// A request, with the descriptors that came along.
+    Request(Request, Vec<OwnedFd>),
     /// The connection is to be dropped, for this reason.
     Over(&'static str),
 }
@@ -76,6 +76,26 @@ impl Connection {
         self.peer.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
+    /// Root, the daemon's own user and members of the group are admitted.
+    pub fn check_permission(&self, group: Option<u32>) -> Result<(), Refusal> {
+        let in_group = |group: u32| {
+            self.peer.gid.as_raw() == group
+                || sys::peer_groups(self.socket()).is_ok_and(|all| all.contains(&group))
+        };
+        if self.may_have_heirloom() || group.is_some_and(in_group) {
+            return Ok(());
+        }
+        Err(Refusal::NotPermitted {
+            uid: self.peer.uid.as_raw(),
+            daemon_uid: geteuid().as_raw(),
+        })
+    }
+
+    /// The heirloom gives access to the sockets of every slot, which a group's member must not have.
+    pub fn may_have_heirloom(&self) -> bool {
+        self.peer.uid.is_root() || self.peer.uid == geteuid()
+    }
+
     /// Says no to a client that is not admitted, and closes.
     ///
     /// A close with unread data would reset the connection, and the client would not see why.
@@ -101,7 +121,11 @@ impl Connection {
             Err(_) => return Incoming::Over("reset"),
         };
         if self.greeted {
-            return protocol::decode(&datagram.bytes).map_or(Incoming::Over("no request"), Incoming::Request);
+            let fds = datagram.fds;
+            return match protocol::decode(&datagram.bytes) {
+                Some(request) => Incoming::Request(request, fds),
+                None => Incoming::Over("no request"),
+            };
         }
         self.greeted = true;
         let Some(hello) = Hello::parse(&datagram.bytes) else {
@@ -129,21 +153,14 @@ impl Connection {
         idle
     }
 
-    /// Sends the lease with its socket; false if there was no room.
-    pub fn send_lease(&mut self, lease: LeaseState, device: DeviceInfo, rx: BorrowedFd<'_>) -> bool {
+    /// Sends the lease with its descriptors; false if there was no room.
+    pub fn send_lease(&mut self, lease: LeaseState, device: DeviceInfo, fds: &[BorrowedFd<'_>]) -> bool {
         let reply = Reply::Leased {
             slot: lease.slot,
-            token: lease.token,
             device,
         };
         self.lease = Some(lease);
-        protocol::send(
-            self.socket(),
-            &protocol::encode(&reply),
-            &[rx],
-            SendFlags::DONTWAIT,
-        )
-        .is_ok()
+        protocol::send(self.socket(), &protocol::encode(&reply), fds, SendFlags::DONTWAIT).is_ok()
     }
 
     /// Sends what waits. `Ok(true)` means that some still waits; an error, that the client is lost.

@@ -37,6 +37,8 @@ struct Device {
     info: DeviceInfo,
     gids: GidTable,
     by_user: bool,
+    /// A program has told how an earlier daemon had it.
+    restored: bool,
 }
 
 impl Devices {
@@ -92,6 +94,50 @@ impl Devices {
             if let Some(interface) = self.interfaces.get(&ifindex) {
                 let name = self.default_name(&interface.name);
                 changes.push(Change::Added(self.insert(name, ifindex, false)));
+            }
+        }
+        changes
+    }
+
+    /// Makes a device as an earlier daemon had it, which a program of that time tells: its name, and
+    /// the order of its GIDs. `is_leased` says whether a device has programs already.
+    pub fn restore(&mut self, earlier: &DeviceInfo, is_leased: impl Fn(&str) -> bool) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let Some(interface) = self.interfaces.get(&earlier.ifindex).cloned() else {
+            return changes;
+        };
+        if !self.by_name.contains_key(&earlier.name) && is_device_name(&earlier.name) {
+            // The user had removed the one that came by itself, or renamed the interface since.
+            let other = self
+                .iter()
+                .find(|info| info.ifindex == earlier.ifindex)
+                .map(|info| info.name.clone());
+            if let Some(other) = other {
+                if is_leased(&other) {
+                    return changes;
+                }
+                changes.extend(
+                    self.by_name
+                        .remove(&other)
+                        .map(|device| Change::Removed(device.info)),
+                );
+            }
+            changes.push(Change::Added(self.insert(
+                earlier.name.clone(),
+                earlier.ifindex,
+                true,
+            )));
+        }
+        if let Some(device) = self.by_name.get_mut(&earlier.name)
+            && device.info.ifindex == earlier.ifindex
+            && !device.restored
+        {
+            device.restored = true;
+            device.gids = GidTable::restored(&earlier.gids, &interface.addresses);
+            let before = device.info.clone();
+            describe(&mut device.info, &interface, &device.gids);
+            if device.info != before {
+                changes.push(Change::Changed(device.info.clone()));
             }
         }
         changes
@@ -180,6 +226,7 @@ impl Devices {
                 info: info.clone(),
                 gids,
                 by_user,
+                restored: false,
             },
         );
         info
@@ -337,6 +384,32 @@ mod tests {
             devices.get("ferroce_lo").unwrap().guid,
             elsewhere.get("ferroce_lo").unwrap().guid
         );
+    }
+
+    #[test]
+    fn device_of_an_earlier_daemon_is_restored() {
+        let interfaces = Interfaces::from([(2, interface("eth0", 1, &["10.0.0.1", "10.0.0.2"]))]);
+        let mut earlier = Devices::new(1);
+        earlier.follow(interfaces.clone());
+        earlier.remove("ferroce_eth0").unwrap();
+        earlier.add("rdma0", "eth0").unwrap();
+        let mut info = earlier.get("rdma0").unwrap().clone();
+        info.gids.reverse();
+        let mut devices = Devices::new(1);
+        devices.follow(interfaces);
+        assert!(
+            devices.restore(&info, |_| true).is_empty(),
+            "programs use the other one"
+        );
+        devices.restore(&info, |_| false);
+        assert_eq!(names(&devices), ["rdma0"]);
+        let restored = devices.get("rdma0").unwrap();
+        assert_eq!((&restored.gids, restored.guid), (&info.gids, info.guid));
+        info.gids.reverse();
+        assert!(devices.restore(&info, |_| false).is_empty(), "the first has told");
+        info.ifindex = 9;
+        info.name = "gone".into();
+        assert!(devices.restore(&info, |_| false).is_empty());
     }
 
     #[test]

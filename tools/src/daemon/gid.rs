@@ -36,6 +36,17 @@ impl GidTable {
         table
     }
 
+    /// The table that an earlier daemon had, with these addresses now.
+    pub fn restored(entries: &[Option<GidEntry>], addresses: &[Address]) -> Self {
+        let entries = entries.iter().take(GID_TABLE_LEN).copied().collect();
+        let mut table = Self {
+            entries,
+            awaited: None,
+        };
+        table.follow(addresses);
+        table
+    }
+
     /// Takes over the present addresses; true if the table changed.
     pub fn follow(&mut self, addresses: &[Address]) -> bool {
         let before = self.entries.clone();
@@ -191,6 +202,14 @@ mod tests {
         assert!(shown(&table).is_empty());
         table.follow(&addresses(&["10.0.0.1"]));
         assert_eq!(shown(&table), ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn restored_table_keeps_the_order() {
+        let mut earlier = GidTable::new(&addresses(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
+        earlier.follow(&addresses(&["10.0.0.2", "10.0.0.3"]));
+        let table = GidTable::restored(&earlier.entries(), &addresses(&["fe80::1", "10.0.0.3"]));
+        assert_eq!(shown(&table), ["fe80::1", "-", "10.0.0.3"]);
     }
 
     #[test]

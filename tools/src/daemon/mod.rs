@@ -2,12 +2,13 @@
 //!
 //! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
 //! [`gid`] what the interfaces make of it, [`tree`] and [`picture`] what programs see of it,
-//! [`connection`] one client, [`server`] what clients ask.
+//! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left.
 
 mod connection;
 pub mod detach;
 mod devices;
 mod gid;
+mod inherit;
 mod picture;
 mod port;
 mod server;
@@ -26,9 +27,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
-use tracing::info;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::{debug, info};
 
 use crate::netlink::{self, Watch};
+use inherit::Early;
 use server::Server;
 use sockets::SlotSockets;
 use tree::Tree;
@@ -177,11 +180,9 @@ impl Daemon {
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let listener = take_name()?;
         let signals = sys::termination_signals().map_err(DaemonError::io("signalfd"))?;
-        let sockets =
-            SlotSockets::open(options.slots.clamp(1, MAX_SLOT) + 1).map_err(|error| match error.kind() {
-                io::ErrorKind::AddrInUse => DaemonError::PortTaken(port::owner_of_roce_port()),
-                _ => DaemonError::io("open UDP port 4791")(error),
-            })?;
+        // The sockets of all slots, and two descriptors for each connection.
+        raise_descriptor_limit();
+        let (sockets, early) = take_port(&listener, options)?;
         let poll = PollSet::new().map_err(DaemonError::io("epoll"))?;
         let watch = Watch::new().map_err(DaemonError::io("rtnetlink"))?;
         for (fd, source) in [
@@ -198,6 +199,9 @@ impl Daemon {
             Tree::create(netns, options.group.is_some()).map_err(DaemonError::io("make the device tree"))?;
         let mut server = Server::new(options, poll, sockets, netns, tree);
         server.follow(netlink::interfaces().map_err(DaemonError::io("rtnetlink"))?);
+        for connection in early {
+            server.adopt(connection);
+        }
         Ok(Self {
             server,
             listener,
@@ -248,6 +252,49 @@ fn take_name() -> Result<OwnedFd, DaemonError> {
         Ok(()) => Ok(listener),
         Err(Errno::ADDRINUSE) => Err(DaemonError::Running),
         Err(error) => Err(DaemonError::io("bind")(error.into())),
+    }
+}
+
+/// Allows as many descriptors as the system lets us have.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        debug!(%error, "descriptor limit stays");
+    }
+}
+
+/// Makes the sockets of all slots, or takes them over from an earlier daemon whose programs go on.
+/// Gives what has connected meanwhile as well.
+fn take_port(listener: &OwnedFd, options: &Options) -> Result<(SlotSockets, Vec<Early>), DaemonError> {
+    let open = || SlotSockets::open(options.slots.clamp(1, MAX_SLOT) + 1);
+    let mut early = Vec::new();
+    let mut sockets = open();
+    if sockets
+        .as_ref()
+        .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        && port::is_left_by_a_daemon()
+    {
+        let (inherited, connections) = inherit::wait_for_heirloom(listener, options.group)
+            .map_err(DaemonError::io("wait for programs"))?;
+        early = connections;
+        // The last of those programs may have ended meanwhile.
+        sockets = inherited.map_or_else(open, Ok);
+    }
+    match sockets {
+        Ok(sockets) => Ok((sockets, early)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let left = if port::is_left_by_a_daemon() {
+                ", left by an earlier ferroced"
+            } else {
+                ""
+            };
+            Err(DaemonError::PortTaken(port::owner_of_roce_port() + left))
+        }
+        Err(error) => Err(DaemonError::io("open UDP port 4791")(error)),
     }
 }
 

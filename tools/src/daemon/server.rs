@@ -6,22 +6,22 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ferroce_engine::control::protocol::{
-    DaemonStatus, ProcessStatus, RELEASE, Reply, Request, Token, Welcome,
-};
-use ferroce_engine::control::{Refusal, Report};
+use ferroce_engine::control::protocol::{DaemonStatus, ProcessStatus, RELEASE, Reply, Request, Welcome};
+use ferroce_engine::control::{DeviceInfo, Refusal, Report};
 use rustix::event::epoll::EventFlags;
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, error, info, warn};
 
 use super::connection::{Connection, Incoming, LeaseState};
 use super::devices::{Change, Devices};
-use super::port::command_name;
+use super::inherit::Early;
+use super::port::{command_name, held_by_others};
 use super::slots::FreeSlots;
 use super::sockets::SlotSockets;
 use super::tree::Tree;
-use super::{Options, PollSet, Source, sys};
+use super::{Options, PollSet, Source};
 use crate::netlink::Interfaces;
 
 /// Connections at once: every slot, and some for the command line.
@@ -29,12 +29,21 @@ const MAX_CONNECTIONS: usize = 320;
 /// How long a process has to report for `ferroce status`.
 const REPORT_TIME: Duration = Duration::from_millis(200);
 
+/// Time for programs of an earlier daemon to come, before it is asked whether they live.
+const FIRST_SEARCH: Duration = Duration::from_secs(2);
+/// Time between later such questions: a stopped program may come late.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The state of the daemon.
 pub struct Server {
     poll: PollSet,
     sockets: SlotSockets,
     slots: u8,
     free: FreeSlots,
+    /// Slots leased by an earlier daemon whose programs have not come to us yet.
+    presumed: BTreeSet<u8>,
+    /// Time to look which of these programs are dead.
+    next_search: Instant,
     devices: Devices,
     connections: BTreeMap<u32, Connection>,
     /// Processes (their pidfd) that want the daemon to stay though they may close their connection.
@@ -57,13 +66,17 @@ struct Query {
 }
 
 impl Server {
-    /// A server without devices and clients.
+    /// A server without devices and clients. Slots that are open already are an earlier daemon's.
     pub fn new(options: &Options, poll: PollSet, sockets: SlotSockets, netns: u64, tree: Tree) -> Self {
+        let slots = sockets.count() - 1;
+        let presumed: BTreeSet<u8> = (1..=slots).filter(|slot| sockets.is_open(*slot)).collect();
         Self {
             poll,
             sockets,
-            slots: options.slots,
-            free: FreeSlots::new(options.slots),
+            slots,
+            free: FreeSlots::new(slots, |slot| presumed.contains(&slot)),
+            presumed,
+            next_search: Instant::now() + FIRST_SEARCH,
             devices: Devices::new(netns),
             connections: BTreeMap::new(),
             holds: BTreeMap::new(),
@@ -82,7 +95,14 @@ impl Server {
             .idle_exit
             .filter(|_| self.is_idle())
             .map(|patience| self.idle_since + patience);
-        let deadline = self.queries.iter().map(|query| query.deadline).chain(idle).min();
+        let search = (!self.presumed.is_empty()).then_some(self.next_search);
+        let deadline = self
+            .queries
+            .iter()
+            .map(|query| query.deadline)
+            .chain(idle)
+            .chain(search)
+            .min();
         self.poll.wait(deadline)
     }
 
@@ -94,7 +114,10 @@ impl Server {
 
     /// True if nobody would miss the daemon: no client, and no device made by the user.
     fn is_idle(&self) -> bool {
-        self.connections.is_empty() && self.holds.is_empty() && !self.devices.are_configured()
+        self.connections.is_empty()
+            && self.holds.is_empty()
+            && self.presumed.is_empty()
+            && !self.devices.are_configured()
     }
 
     /// Takes over the present interfaces and tells who leases a device that changed.
@@ -161,17 +184,39 @@ impl Server {
                 }
             };
             match Connection::new(socket).and_then(|connection| self.admit(connection)) {
-                Ok(()) => {}
+                Ok(_) => {}
                 Err(error) => warn!(%error, "connection lost at its start"),
             }
         }
     }
 
-    fn admit(&mut self, connection: Connection) -> io::Result<()> {
-        if let Err(refusal) = self.permit(&connection) {
+    /// Serves a connection that came before we could.
+    pub fn adopt(&mut self, early: Early) {
+        let id = match self.admit(early.connection) {
+            Ok(Some(id)) => id,
+            Ok(None) => return,
+            Err(error) => return warn!(%error, "connection lost at its start"),
+        };
+        if early.greeted {
+            self.welcome(id);
+        }
+        for (request, fds) in early.requests {
+            self.serve(id, request, fds);
+        }
+        self.flush(id);
+    }
+
+    fn admit(&mut self, connection: Connection) -> io::Result<Option<u32>> {
+        let full = self.connections.len() >= MAX_CONNECTIONS;
+        let refusal = if full {
+            Err(Refusal::TooManyConnections)
+        } else {
+            connection.check_permission(self.group)
+        };
+        if let Err(refusal) = refusal {
             info!(pid = connection.pid(), %refusal, "connection refused");
             connection.refuse(refusal);
-            return Ok(());
+            return Ok(None);
         }
         let id = self.new_id();
         self.poll.add(connection.socket(), Source::Connection(id))?;
@@ -179,26 +224,17 @@ impl Server {
             self.poll.add(process, Source::Process(id))?;
         }
         self.connections.insert(id, connection);
-        Ok(())
+        Ok(Some(id))
     }
 
-    fn permit(&self, connection: &Connection) -> Result<(), Refusal> {
-        let own = rustix::process::geteuid();
-        let peer = &connection.peer;
-        let in_group = |group: u32| {
-            peer.gid.as_raw() == group
-                || sys::peer_groups(connection.socket()).is_ok_and(|all| all.contains(&group))
+    fn welcome(&mut self, id: u32) {
+        let welcome = Welcome {
+            pid: std::process::id(),
+            tree: self.tree.root().display().to_string(),
         };
-        if !peer.uid.is_root() && peer.uid != own && !self.group.is_some_and(in_group) {
-            return Err(Refusal::NotPermitted {
-                uid: peer.uid.as_raw(),
-                daemon_uid: own.as_raw(),
-            });
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.send(&Reply::Welcome(welcome));
         }
-        if self.connections.len() >= MAX_CONNECTIONS {
-            return Err(Refusal::TooManyConnections);
-        }
-        Ok(())
     }
 
     /// Reads what a client sent and sends what waits for it.
@@ -207,14 +243,8 @@ impl Server {
             while let Some(connection) = self.connections.get_mut(&id) {
                 match connection.receive() {
                     Incoming::Nothing => break,
-                    Incoming::Greeted => {
-                        let pid = std::process::id();
-                        connection.send(&Reply::Welcome(Welcome {
-                            pid,
-                            tree: self.tree.root().display().to_string(),
-                        }));
-                    }
-                    Incoming::Request(request) => self.serve(id, request),
+                    Incoming::Greeted => self.welcome(id),
+                    Incoming::Request(request, fds) => self.serve(id, request, fds),
                     Incoming::Over(reason) => {
                         self.flush(id);
                         self.drop_connection(id, reason);
@@ -225,11 +255,15 @@ impl Server {
         self.flush(id);
     }
 
-    fn serve(&mut self, id: u32, request: Request) {
+    fn serve(&mut self, id: u32, request: Request, fds: Vec<OwnedFd>) {
         debug!(id, ?request, "request");
         let reply = match request {
             Request::Lease { device } => match self.lease(id, &device) {
                 Ok(()) => return,
+                Err(refusal) => Reply::Refused(refusal),
+            },
+            Request::Resume { device } => match self.resume(id, &device, &fds) {
+                Ok(device) => Reply::Resumed { device },
                 Err(refusal) => Reply::Refused(refusal),
             },
             Request::Report { id: query, report } => return self.take_report(id, query, report),
@@ -270,8 +304,6 @@ impl Server {
         if connection.lease.is_some() {
             return Err(Refusal::Failed("one connection holds one lease".to_owned()));
         }
-        let mut token = Token::default();
-        getrandom::fill(&mut token).map_err(|error| Refusal::Failed(format!("no randomness: {error}")))?;
         let slot = self.free.take().ok_or(Refusal::SlotTableFull {
             slots: u32::from(self.slots),
         })?;
@@ -283,18 +315,83 @@ impl Server {
             }
         };
         info!(slot, device, pid = connection.pid(), "leased");
-        if !connection.send_lease(
-            LeaseState {
-                slot,
-                device: device.to_owned(),
-                token,
-            },
-            info.clone(),
-            rx,
-        ) {
+        let heirloom = self.sockets.heirloom().filter(|_| connection.may_have_heirloom());
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(rx).chain(heirloom).collect();
+        let lease = LeaseState {
+            slot,
+            device: device.to_owned(),
+        };
+        if !connection.send_lease(lease, info.clone(), &fds) {
             self.drop_connection(id, "lease not taken");
         }
         Ok(())
+    }
+
+    /// Goes on with a lease of an earlier daemon.
+    fn resume(&mut self, id: u32, earlier: &DeviceInfo, fds: &[OwnedFd]) -> Result<DeviceInfo, Refusal> {
+        let slot = fds
+            .get(1)
+            .and_then(|rx| self.sockets.slot_of(rx))
+            .ok_or(Refusal::UnknownLease)?;
+        let has_lease = self
+            .connections
+            .get(&id)
+            .is_none_or(|connection| connection.lease.is_some());
+        if has_lease || !self.presumed.contains(&slot) {
+            return Err(Refusal::UnknownLease);
+        }
+        let leased: BTreeSet<String> = self
+            .connections
+            .values()
+            .filter_map(|it| it.lease.as_ref())
+            .map(|lease| lease.device.clone())
+            .collect();
+        for change in self.devices.restore(earlier, |name| leased.contains(name)) {
+            self.announce(&change);
+        }
+        let info = self.devices.get(&earlier.name).cloned();
+        let info = info.ok_or_else(|| Refusal::UnknownDevice {
+            name: earlier.name.clone(),
+        })?;
+        if let Some(connection) = self.connections.get_mut(&id) {
+            info!(slot, device = info.name, pid = connection.pid(), "lease goes on");
+            connection.lease = Some(LeaseState {
+                slot,
+                device: info.name.clone(),
+            });
+            self.presumed.remove(&slot);
+        }
+        Ok(info)
+    }
+
+    /// Takes back the slots of an earlier daemon whose programs are dead.
+    fn search_dead(&mut self) {
+        let inode = |slot: u8| {
+            self.sockets
+                .get(slot)
+                .and_then(|socket| fstat(socket).ok())
+                .map(|stat| stat.st_ino)
+        };
+        let slots: Vec<(u8, u64)> = self
+            .presumed
+            .iter()
+            .filter_map(|slot| Some((*slot, inode(*slot)?)))
+            .collect();
+        let held = held_by_others(&slots.iter().map(|(_, inode)| *inode).collect());
+        for (slot, _) in slots.into_iter().filter(|(_, inode)| !held.contains(inode)) {
+            info!(slot, "program of an earlier daemon is dead");
+            self.presumed.remove(&slot);
+            self.take_back(slot);
+        }
+    }
+
+    fn take_back(&mut self, slot: u8) {
+        self.idle_since = Instant::now();
+        match self.sockets.reject_traffic(slot) {
+            Ok(()) => self.free.give_back(slot),
+            // A slot that can't be closed is not leased again.
+            Err(error) => warn!(slot, %error, "slot can't be taken back"),
+        }
     }
 
     /// Serves `ferroce run`: a program is about to look for devices.
@@ -357,8 +454,13 @@ impl Server {
         }
     }
 
-    /// Answers every status request that has all its reports or has waited long enough.
+    /// Does what is due: answers every status request that has all its reports or has waited long
+    /// enough, and looks for dead programs of an earlier daemon.
     pub fn expire(&mut self, now: Instant) {
+        if !self.presumed.is_empty() && self.next_search <= now {
+            self.next_search = now + SEARCH_INTERVAL;
+            self.search_dead();
+        }
         let (over, open) = std::mem::take(&mut self.queries)
             .into_iter()
             .partition(|query| query.missing.is_empty() || query.deadline <= now);
@@ -438,11 +540,7 @@ impl Server {
         }
         let Some(lease) = connection.lease else { return };
         info!(slot = lease.slot, reason, "lease ended");
-        match self.sockets.reject_traffic(lease.slot) {
-            Ok(()) => self.free.give_back(lease.slot),
-            // A slot that can't be closed is not leased again.
-            Err(error) => warn!(slot = lease.slot, %error, "slot can't be taken back"),
-        }
+        self.take_back(lease.slot);
     }
 
     fn new_id(&mut self) -> u32 {

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 pub struct FreeSlots(VecDeque<u8>);
 
 impl FreeSlots {
-    /// Slots 1 to `count`.
-    pub fn new(count: u8) -> Self {
-        Self((1..=count).collect())
+    /// Slots 1 to `count`, but those that are taken.
+    pub fn new(count: u8, is_taken: impl Fn(u8) -> bool) -> Self {
+        Self((1..=count).filter(|slot| !is_taken(*slot)).collect())
     }
 
     /// Takes the slot that has been free for longest.
@@ -31,12 +31,12 @@ mod tests {
 
     #[test]
     fn freed_slots_are_reused_last() {
-        let mut free = FreeSlots::new(3);
+        let mut free = FreeSlots::new(4, |slot| slot == 3);
         assert_eq!(free.take(), Some(1));
         free.give_back(1);
         assert_eq!(
             [free.take(), free.take(), free.take(), free.take()],
-            [Some(2), Some(3), Some(1), None]
+            [Some(2), Some(4), Some(1), None]
         );
     }
 }

@@ -7,23 +7,34 @@
 //! of the socket itself, that rejects everything in the kernel.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ferroce_engine::control::protocol;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, ipproto, recv, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getsockname, ipproto, recv,
+    socket_with, socketpair, sockopt,
 };
+use tracing::warn;
 
 use super::sys;
 
 /// The UDP port of RoCE v2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
+/// The bytes of the message in the heirloom's queue.
+const HEIRLOOM_MARK: &[u8] = b"ferroced sockets 1";
 /// Receive buffer asked for, in bytes; the kernel doubles it and may grant less.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// The sockets of all slots; the position is the slot.
-pub struct SlotSockets(Vec<OwnedFd>);
+/// The sockets of all slots.
+pub struct SlotSockets {
+    /// By slot.
+    sockets: Vec<OwnedFd>,
+    /// Holds all of them in its queue; see [`ferroce_engine::control::protocol`]. Without it the
+    /// sockets end with the daemon.
+    heirloom: Option<OwnedFd>,
+}
 
 impl SlotSockets {
     /// Makes `count` sockets, all closed to traffic. `EADDRINUSE` if anyone else has the port.
@@ -43,12 +54,65 @@ impl SlotSockets {
             }
             sockets.push(socket);
         }
-        Ok(Self(sockets))
+        let heirloom = make_heirloom(&sockets)
+            .inspect_err(|error| warn!(%error, "traffic will not outlive this daemon"))
+            .ok();
+        Ok(Self { sockets, heirloom })
+    }
+
+    /// Takes the sockets over from an earlier daemon.
+    pub fn inherit(heirloom: OwnedFd) -> io::Result<Self> {
+        let message = protocol::receive(heirloom.as_fd(), RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+        if message.bytes != HEIRLOOM_MARK || message.fds.len() < 2 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "no sockets of a ferroced",
+            ));
+        }
+        for socket in &message.fds {
+            // Anything else would not be what programs take it for.
+            if !is_bound_to_port(socket) || !sockopt::socket_reuseport(socket)? {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a socket of another port",
+                ));
+            }
+        }
+        Ok(Self {
+            sockets: message.fds,
+            heirloom: Some(heirloom),
+        })
+    }
+
+    /// Number of sockets, the daemon's included.
+    pub fn count(&self) -> u8 {
+        u8::try_from(self.sockets.len()).unwrap_or(u8::MAX)
+    }
+
+    /// What a process needs to show the sockets to the next daemon.
+    pub fn heirloom(&self) -> Option<BorrowedFd<'_>> {
+        self.heirloom.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The slot whose socket this is.
+    pub fn slot_of(&self, socket: &OwnedFd) -> Option<u8> {
+        let wanted = sockopt::socket_cookie(socket).ok()?;
+        let slot = self
+            .sockets
+            .iter()
+            .position(|it| sockopt::socket_cookie(it).is_ok_and(|cookie| cookie == wanted));
+        slot.and_then(|slot| u8::try_from(slot).ok())
+    }
+
+    /// True if the slot is open to traffic.
+    pub fn is_open(&self, slot: u8) -> bool {
+        self.get(slot)
+            .is_some_and(|socket| sys::has_filter(socket).is_ok_and(|filtered| !filtered))
     }
 
     /// The socket of a slot, if there is such a slot.
     pub fn get(&self, slot: u8) -> Option<BorrowedFd<'_>> {
-        self.0.get(usize::from(slot)).map(AsFd::as_fd)
+        self.sockets.get(usize::from(slot)).map(AsFd::as_fd)
     }
 
     /// Opens the slot to traffic, with an empty queue.
@@ -68,11 +132,31 @@ impl SlotSockets {
 
     /// Receive buffer of a slot in bytes, as the kernel counts it.
     pub fn receive_buffer(&self) -> u32 {
-        self.0
+        self.sockets
             .first()
             .and_then(|socket| sockopt::socket_recv_buffer_size(socket).ok())
             .unwrap_or(0) as u32
     }
+}
+
+/// Puts all sockets into the queue of a new socket. The other end is not needed.
+fn make_heirloom(sockets: &[OwnedFd]) -> io::Result<OwnedFd> {
+    let (sender, heirloom) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    protocol::send(sender.as_fd(), HEIRLOOM_MARK, &fds, SendFlags::DONTWAIT)?;
+    Ok(heirloom)
+}
+
+fn is_bound_to_port(socket: &OwnedFd) -> bool {
+    let address = getsockname(socket)
+        .ok()
+        .and_then(|address| SocketAddr::try_from(address).ok());
+    address.is_some_and(|address| address.port() == ROCE_PORT)
 }
 
 /// IPv6 sockets serve both protocols, unless the kernel has no IPv6.

@@ -24,6 +24,22 @@ pub fn attach_program(socket: BorrowedFd<'_>, name: i32, program: &[libc::sock_f
     set_option(socket, libc::SOL_SOCKET, name, &program)
 }
 
+/// True if the socket has a filter of its own (`SO_ATTACH_FILTER`).
+pub fn has_filter(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut length: libc::socklen_t = 0;
+    // SAFETY: with length 0 the kernel writes nothing but the number of instructions.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            std::ptr::null_mut(),
+            &raw mut length,
+        )
+    };
+    checked(result).map(|_| length > 0)
+}
+
 fn set_option<T>(socket: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
     let length = size_of_val(value) as libc::socklen_t;
     // SAFETY: pointer and length are those of one live value, which the kernel only reads; the

@@ -4,8 +4,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use ferroce_engine::control::{Client, ControlError, Lease};
+use ferroce_engine::control::{Client, ControlError, Event, Lease, Report};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// Set in a test that was started again inside a namespace of its own.
 const INSIDE: &str = "FERROCE_TEST_INSIDE";
@@ -19,7 +21,17 @@ pub fn in_fresh_namespace(test: &str) -> bool {
         return true;
     }
     let status = Command::new("unshare")
-        .args(["-r", "-n", "--kill-child", "--"])
+        // A pid namespace as well: whatever a test leaves ends with it.
+        .args([
+            "-r",
+            "-n",
+            "-p",
+            "-m",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--",
+        ])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(INSIDE, "1")
@@ -27,6 +39,17 @@ pub fn in_fresh_namespace(test: &str) -> bool {
         .expect("unshare (util-linux) is needed");
     assert!(status.success(), "{test} failed inside its namespace");
     false
+}
+
+/// Waits until it is true.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < Duration::from_secs(30),
+            "not so within 30 s: {what}"
+        );
+    }
 }
 
 /// Runs `ip` with these words.
@@ -45,20 +68,32 @@ impl Daemon {
     /// Starts one with `lo` up, and waits until it answers.
     pub fn start(arguments: &[&str]) -> Self {
         ip("link set lo up");
-        let child = Command::new(env!("CARGO_BIN_EXE_ferroced"))
-            .args(arguments)
-            .spawn()
-            .unwrap();
-        let mut daemon = Self(child);
+        let mut daemon = Self::spawn(arguments);
         daemon.wait_until_it_answers();
         daemon
+    }
+
+    /// Starts one.
+    pub fn spawn(arguments: &[&str]) -> Self {
+        Self(
+            Command::new(env!("CARGO_BIN_EXE_ferroced"))
+                .args(arguments)
+                .spawn()
+                .unwrap(),
+        )
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 
     fn wait_until_it_answers(&mut self) {
         loop {
             match Client::connect() {
                 Ok(_) => return,
-                Err(ControlError::NoDaemon) => {
+                Err(ControlError::NoDaemon | ControlError::Silent) => {
                     assert!(
                         self.0.try_wait().unwrap().is_none(),
                         "ferroced ended at its start"
@@ -135,5 +170,24 @@ pub fn hold() {
     let lease = Lease::acquire(device.to_str().unwrap()).unwrap();
     println!("\nslot {}", lease.slot());
     std::io::stdout().flush().unwrap();
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    loop {
+        let (stdin, control) = (std::io::stdin(), lease.control_fd());
+        let mut fds = [
+            PollFd::new(&stdin, PollFlags::IN),
+            PollFd::new(&control, PollFlags::IN),
+        ];
+        poll(&mut fds, None).unwrap();
+        if !fds[0].revents().is_empty() {
+            return;
+        }
+        while let Some(event) = lease.receive().unwrap() {
+            if let Event::ReportWanted(id) = event {
+                let report = Report {
+                    qps: Vec::new(),
+                    counters: vec![("tests".to_owned(), 1)],
+                };
+                lease.report(id, report).unwrap();
+            }
+        }
+    }
 }

@@ -1,0 +1,131 @@
+//! Taking the sockets of all slots over from a daemon that ended while programs went on.
+//!
+//! Those programs hold the heirloom, look for a new daemon about once a second and show it. Until
+//! one did, other clients wait; then all are served.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ferroce_engine::control::protocol::Request;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use tracing::{info, warn};
+
+use super::connection::{Connection, Incoming};
+use super::sockets::SlotSockets;
+
+/// How long to wait for a program that shows the heirloom: twice the longest time between looks.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A connection that came before the daemon could serve, and what it has said.
+pub struct Early {
+    /// The connection.
+    pub connection: Connection,
+    /// Its hello has come.
+    pub greeted: bool,
+    /// Requests with their descriptors.
+    pub requests: Vec<(Request, Vec<OwnedFd>)>,
+}
+
+/// Waits for an heirloom. Gives the sockets, if there was one, and all connections so far.
+pub fn wait_for_heirloom(
+    listener: &OwnedFd,
+    group: Option<u32>,
+) -> io::Result<(Option<SlotSockets>, Vec<Early>)> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut clients: Vec<Early> = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok((None, clients));
+        }
+        wait(listener, &clients, left)?;
+        accept_all(listener, group, &mut clients)?;
+        let mut sockets = None;
+        clients.retain_mut(|client| client.listen(&mut sockets));
+        if sockets.is_some() {
+            return Ok((sockets, clients));
+        }
+    }
+}
+
+fn wait(listener: &OwnedFd, clients: &[Early], left: Duration) -> io::Result<()> {
+    let all =
+        std::iter::once(listener.as_fd()).chain(clients.iter().map(|client| client.connection.socket()));
+    let all: Vec<BorrowedFd<'_>> = all.collect();
+    let mut fds: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn accept_all(listener: &OwnedFd, group: Option<u32>, clients: &mut Vec<Early>) -> io::Result<()> {
+    loop {
+        let socket = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let connection = Connection::new(socket)?;
+        match connection.check_permission(group) {
+            Ok(()) => clients.push(Early {
+                connection,
+                greeted: false,
+                requests: Vec::new(),
+            }),
+            Err(refusal) => connection.refuse(refusal),
+        }
+    }
+}
+
+impl Early {
+    /// Takes what the client has sent; false if it is gone.
+    fn listen(&mut self, sockets: &mut Option<SlotSockets>) -> bool {
+        loop {
+            match self.connection.receive() {
+                Incoming::Nothing => return true,
+                Incoming::Greeted => self.greeted = true,
+                Incoming::Request(request, fds) => {
+                    if sockets.is_none()
+                        && matches!(request, Request::Resume { .. })
+                        && self.connection.may_have_heirloom()
+                    {
+                        *sockets = self.sockets_of(&fds);
+                    }
+                    self.requests.push((request, fds));
+                }
+                Incoming::Over(_) => {
+                    // What is left is the hello for a client of another version.
+                    let _ = self.connection.flush();
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn sockets_of(&self, fds: &[OwnedFd]) -> Option<SlotSockets> {
+        let heirloom = fds.first()?.try_clone().ok()?;
+        match SlotSockets::inherit(heirloom) {
+            Ok(sockets) => {
+                info!(
+                    pid = self.connection.pid(),
+                    count = sockets.count(),
+                    "sockets taken over"
+                );
+                Some(sockets)
+            }
+            Err(error) => {
+                warn!(pid = self.connection.pid(), %error, "not an heirloom");
+                None
+            }
+        }
+    }
+}
