@@ -205,7 +205,7 @@ impl Run {
                 // Only an empty counter fails, and then nothing is to be taken.
                 let _ = rustix::io::read(&pulse.wake, &mut [0; 8]);
             }
-            if !self.daemon_gone && !fds[1].revents().is_empty() {
+            if !fds[1].revents().is_empty() {
                 self.control();
             }
         }
