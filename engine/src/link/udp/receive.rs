@@ -15,7 +15,7 @@ use super::socket::{self, Address};
 use crate::link::headers::Addressing;
 use crate::link::{ICRC_LEN, IcrcCheck, RxPacket};
 
-/// Datagrams taken by one system call.
+/// Datagrams taken by one system call at most.
 const BATCH: usize = 16;
 /// Bytes of the longest datagram, merged ones included.
 const BUFFER: usize = 1 << 16;
@@ -40,6 +40,8 @@ pub(super) struct Counters {
 pub(super) struct Receiver {
     socket: OwnedFd,
     slot: u8,
+    /// Datagrams to ask for. The kernel looks for one more than it finds, so who waits for a single one asks for that.
+    batch: usize,
     /// `BATCH` buffers; the kernel gives pages where something is received.
     buffers: Box<[u8]>,
     /// Where the kernel writes the senders and the control messages of one batch.
@@ -65,6 +67,7 @@ impl Receiver {
         Ok(Receiver {
             socket,
             slot,
+            batch: 1,
             buffers: vec![0; BATCH * BUFFER].into_boxed_slice(),
             names: Box::new([Address::EMPTY; BATCH]),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
@@ -94,7 +97,7 @@ impl Receiver {
         // SAFETY: all zeros is a valid, empty message header.
         let mut messages: [mmsghdr; BATCH] = unsafe { mem::zeroed() };
         let buffers = self.buffers.chunks_exact_mut(BUFFER);
-        for (i, (message, buffer)) in messages.iter_mut().zip(buffers).enumerate() {
+        for (i, (message, buffer)) in messages.iter_mut().zip(buffers).take(self.batch).enumerate() {
             pieces[i] = iovec {
                 iov_base: buffer.as_mut_ptr().cast(),
                 iov_len: buffer.len(),
@@ -114,7 +117,7 @@ impl Receiver {
                 libc::recvmmsg(
                     self.socket.as_raw_fd(),
                     messages.as_mut_ptr(),
-                    BATCH as u32,
+                    self.batch as u32,
                     libc::MSG_DONTWAIT as _,
                     std::ptr::null_mut(),
                 )
@@ -124,11 +127,15 @@ impl Receiver {
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
-                Some(libc::EAGAIN) => return Ok(0),
+                Some(libc::EAGAIN) => {
+                    self.batch = 1;
+                    return Ok(0);
+                }
                 Some(libc::EINTR | libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH) => {}
                 _ => return Err(error),
             }
         };
+        self.batch = BATCH;
         let mut packets = 0;
         let filled = messages
             .iter()

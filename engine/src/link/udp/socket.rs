@@ -142,7 +142,7 @@ impl Address {
 /// A socket to send from `path.source` and `port`, with `path`'s traffic class and hop limit as its own.
 ///
 /// It is never connected, and in MTU discovery mode PROBE: then IPv4 identifications are 0, and count from 0 in a
-/// segmented send, so that the ICRC is known.
+/// segmented send, so that the ICRC is known. UDP checksums stay on: the kernel segments with them only.
 pub(super) fn sender(path: &Path, port: u16) -> io::Result<OwnedFd> {
     let domain = if path.source.is_ipv4() {
         libc::AF_INET

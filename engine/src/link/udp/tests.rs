@@ -660,3 +660,30 @@ fn acknowledgements_travel_at_the_end_of_what_follows() {
         assert_eq!(receive(&mut a, 1)[0].data[4], 2);
     });
 }
+
+#[test]
+fn multicast_reaches_members_of_this_host() {
+    in_namespace(|| {
+        let [a, b] = slots();
+        let any = libc::in_addr { s_addr: 0 };
+        let group = libc::ip_mreqn {
+            imr_multiaddr: libc::in_addr {
+                s_addr: u32::from_ne_bytes([239, 1, 1, 1]),
+            },
+            imr_address: any,
+            imr_ifindex: 1,
+        };
+        // What the daemon does for a QP that is attached.
+        socket::set(b.as_fd(), libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &group).unwrap();
+        let mut a = UdpLink::new(a, 0).unwrap();
+        let mut b = UdpLink::new(b, 1).unwrap();
+        let mut path = path(V4);
+        path.dest = "239.1.1.1".parse().unwrap();
+        path.hop_limit = 7;
+        send(&mut a, &path, 0xff_ffff, &packet(0xff_ffff, 64, 9)).unwrap();
+        a.flush().unwrap();
+        let received = receive(&mut b, 1);
+        assert_eq!((received[0].data[4], received[0].valid), (9, true));
+        assert_eq!((received[0].dest, received[0].hop_limit), (path.dest, 7));
+    });
+}
