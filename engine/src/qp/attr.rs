@@ -77,7 +77,10 @@ impl Qp {
     fn enter(&mut self, shared: &mut Shared<'_>, target: QpState, path_mtu: PathMtu) {
         match target {
             QpState::Reset => self.reset(shared),
-            QpState::Err => self.enter_error(shared),
+            QpState::Err => {
+                self.responder.forsake();
+                self.enter_error(shared);
+            }
             QpState::Sqd if self.state == QpState::Rts => {
                 self.state = target;
                 self.start_drain(shared);

@@ -211,6 +211,14 @@ impl Responder {
         })
     }
 
+    /// READs that are not wholly answered will not be: then an acknowledgement of what follows them would be wrong.
+    pub fn forsake(&mut self) {
+        if self.resources.any_due() {
+            self.response = None;
+        }
+        self.resources.clear();
+    }
+
     /// The answer has been sent, or is not wanted any more.
     pub fn clear_response(&mut self) {
         self.response = None;

@@ -574,3 +574,16 @@ fn operations_that_are_refused_at_once() {
     };
     assert_eq!(pair.a.post(&wr), Err(VerbsError::Invalid));
 }
+
+#[test]
+fn in_err_no_read_is_answered() {
+    let mut pair = Pair::new(&Setup::default());
+    pair.b.recv(1, 100);
+    let operation = read(&pair);
+    post(&mut pair.a, 1, operation, RECV, 1000);
+    pair.a.send(2, 10);
+    pair.b.receive_all(&pair.a.sent());
+    pair.b.go_to(QpState::Err);
+    assert!(pair.b.sent().is_empty());
+    assert_eq!(pair.b.recv_wcs(), [(1, OK)]);
+}
