@@ -19,9 +19,9 @@ macro_rules! counters {
 
 counters! {
     /// Packets taken from the link.
-    rx_packets,
+    transport_rx,
     /// Packets given to the link, retransmissions included.
-    tx_packets,
+    transport_tx,
     /// Shorter than their headers.
     drop_length,
     /// Unknown opcode, or one of another transport than the QP's.

@@ -23,7 +23,7 @@ impl Device {
     /// Takes a packet: completions, events and state follow at once, but what is to be sent because of it waits
     /// for [`Device::transmit`].
     pub fn receive(&mut self, now: Time, packet: &RxPacket<'_>) {
-        self.counters.rx_packets += 1;
+        self.counters.transport_rx += 1;
         let Ok(roce) = RocePacket::parse(packet.data) else {
             let known = packet
                 .data
@@ -94,7 +94,7 @@ impl Device {
             if parting.transmit(link) == Err(TransmitError::Full) {
                 return Progress::Full;
             }
-            self.counters.tx_packets += 1;
+            self.counters.transport_tx += 1;
             self.partings.pop();
         }
         let mut left = BATCH;

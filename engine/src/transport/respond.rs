@@ -54,7 +54,7 @@ impl Qp {
             if taken.is_err() {
                 return Turn::Full;
             }
-            shared.counters.tx_packets += 1;
+            shared.counters.transport_tx += 1;
             *quantum -= 1;
         }
         Turn::Idle

@@ -126,7 +126,7 @@ impl Qp {
             Err(TransmitError::Fault(_)) => return self.fail_at(shared, index, WcStatus::LocProtErr),
             Ok(()) => {}
         }
-        shared.counters.tx_packets += 1;
+        shared.counters.transport_tx += 1;
         if reliable {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
             let answered = request.ack_request || wqe.awaits_data();

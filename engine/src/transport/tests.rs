@@ -3,5 +3,6 @@
 mod one_sided;
 mod pair;
 mod rc;
+mod recovery;
 mod uc;
 mod ud;

@@ -78,7 +78,7 @@ pub fn check(program: &Program, outcome: &Outcome) -> Result<Stats, String> {
         incidents: outcome.network.incidents().len() as u64,
         retransmits: outcome.counter("retransmits"),
         rnr_naks: outcome.counter("tx_rnr_nak"),
-        packets: outcome.counter("tx_packets"),
+        packets: outcome.counter("transport_tx"),
         longest: outcome.end.since(Time::ZERO).as_secs_f64(),
         ..Stats::default()
     };
