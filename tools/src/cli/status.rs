@@ -64,7 +64,8 @@ fn process_text(process: &ProcessStatus) -> String {
             text += &format!(" remote {remote}");
         }
     }
-    for (name, value) in &report.counters {
+    // There are many; JSON has those that are zero as well.
+    for (name, value) in report.counters.iter().filter(|(_, value)| *value > 0) {
         text += &format!("\n    counter {name} {value}");
     }
     text

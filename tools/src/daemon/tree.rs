@@ -9,6 +9,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ferroce_engine::control::DeviceInfo;
 use rustix::fs::{FlockOperation, flock};
@@ -21,6 +22,8 @@ const STAGING: &str = ".staging";
 /// Locked by the daemon as long as it lives.
 const LOCK: &str = ".lock";
 
+/// More than a daemon needs from making its tree to locking it.
+const START_TIME: Duration = Duration::from_secs(60);
 /// The directories that a tree pictures.
 const PICTURED: [&str; 3] = [
     "sys/class/infiniband",
@@ -178,7 +181,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        remove(&self.root);
+        remove_tree(&self.root);
         // `/run/ferroce` goes with its last tree; while another is in it, this fails.
         if self
             .root
@@ -223,9 +226,9 @@ fn sweep(parent: &Path, prefix: &str) {
                 !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
             });
         let path = entry.path();
-        if ours && is_own_directory(&path) && is_unlocked(&path.join(LOCK)) {
+        if ours && is_own_directory(&path) && is_unlocked(&path) {
             debug!(path = %path.display(), "tree of a dead daemon removed");
-            remove(&path);
+            remove_tree(&path);
         }
     }
 }
@@ -235,9 +238,23 @@ fn is_own_directory(path: &Path) -> bool {
         .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// False also if there is no lock yet: then its daemon is just starting.
-fn is_unlocked(path: &Path) -> bool {
-    File::open(path).is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+/// A tree without a lock is one whose daemon is just starting, or was killed at the very start or end.
+fn is_unlocked(tree: &Path) -> bool {
+    let age = |tree: &Path| fs::metadata(tree).ok()?.modified().ok()?.elapsed().ok();
+    match File::open(tree.join(LOCK)) {
+        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
+        Err(_) => age(tree).is_some_and(|age| age > START_TIME),
+    }
+}
+
+/// Removes a tree, the lock last: what a daemon killed meanwhile leaves is still known as dead.
+fn remove_tree(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        if entry.file_name() != LOCK {
+            remove(&entry.path());
+        }
+    }
+    remove(root);
 }
 
 /// What of a device is renamed into its place, in order.
