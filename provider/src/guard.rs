@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs `f`; a panic in it, which is a bug of Ferroce, gives `failed` with errno EIO instead.
 pub fn guard<T>(failed: T, f: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
-        crate::say(format_args!(
+        crate::report::say(format_args!(
             "a call failed by a bug in Ferroce (see the panic above): please report it"
         ));
         crate::hooks::set_errno(libc::EIO);

@@ -10,19 +10,12 @@ pub mod abi;
 pub mod elf;
 pub mod guard;
 pub mod hooks;
+pub mod report;
 pub mod verbs;
 
-use std::fmt;
-use std::io::{self, Write};
-
 use abi::library::{Library, is_libibverbs};
+use report::say;
 use verbs::driver::Driver;
-
-/// Tells the user something, on one line of stderr, if there is one.
-pub(crate) fn say(message: fmt::Arguments<'_>) {
-    // Not eprintln!, which panics when stderr is closed.
-    _ = writeln!(io::stderr(), "ferroce: {message}");
-}
 
 /// Called by the dynamic linker when the library is loaded. It holds locks: no thread may be started here.
 #[cfg(not(test))]
@@ -38,6 +31,7 @@ static CONSTRUCTOR: extern "C" fn() = {
 /// Serves every libibverbs of the process that it knows, and says why it does not serve another.
 #[cfg_attr(test, allow(dead_code))]
 fn load() {
+    report::start_log();
     let mut served = false;
     for object in elf::loaded().iter().filter(|object| is_libibverbs(object)) {
         let library = match Library::open(object) {
@@ -51,6 +45,11 @@ fn load() {
             say(format_args!("{} can't be hooked: {error}", object.path.display()));
             continue;
         }
+        tracing::debug!(
+            "{} is of rdma-core {}",
+            object.path.display(),
+            library.abi.release
+        );
         Driver::register(library);
         served = true;
     }

@@ -63,7 +63,7 @@ pub fn watch_forks() {
     // SAFETY: the handlers only lock and unlock, and are never unloaded.
     let result = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     if result != 0 {
-        crate::say(format_args!(
+        crate::report::say(format_args!(
             "forks can't be watched (error {result}): don't fork while a device is open"
         ));
     }

@@ -18,7 +18,7 @@ use crate::abi::version::Abi;
 use crate::guard::guard;
 use crate::hooks::command::{CommandDescriptor, Commands};
 use crate::hooks::{descriptors, set_errno};
-use crate::say;
+use crate::report::say;
 
 /// The number of the only port.
 pub const PORT: u32 = 1;
@@ -102,6 +102,7 @@ impl Context {
         descriptors::insert(async_fd, context.events.clone());
         descriptors::insert(cmd_fd, Arc::new(CommandDescriptor(Arc::downgrade(&context))));
 
+        tracing::debug!("{name} is open, with slot {}", context.engine.slot());
         let vectors = std::thread::available_parallelism().map_or(1, usize::from);
         let ops = ops::table(&abi);
         // SAFETY: the structure was just made with this layout, and nobody else has it yet.
