@@ -299,9 +299,11 @@ impl Shared {
     fn report(&self) -> Report {
         let core = self.core.lock();
         let mut counters = Vec::new();
-        core.device.counters(&mut |name, value| counters.push((name.to_owned(), value)));
+        core.device
+            .counters(&mut |name, value| counters.push((name.to_owned(), value)));
         // Both count packets.
-        core.link().counters(&mut |name, value| counters.push((format!("link_{name}"), value)));
+        core.link()
+            .counters(&mut |name, value| counters.push((format!("link_{name}"), value)));
         let qps: Vec<QpReport> = core.device.qp_reports();
         Report { qps, counters }
     }

@@ -60,7 +60,13 @@ pub(super) fn get<const N: usize>(fd: BorrowedFd<'_>, level: c_int, name: c_int)
 /// The daemon has set it before; here it is asked for again, because what is missing would show as lost packets only.
 pub(super) fn prepare_receiver(fd: BorrowedFd<'_>) -> io::Result<()> {
     let [domain] = get(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)?;
-    set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, &1)?;
+    // An IPv6 socket tells IPv4 addresses too; twice would be wasted work.
+    set(
+        fd,
+        libc::IPPROTO_IP,
+        libc::IP_PKTINFO,
+        &i32::from(domain == libc::AF_INET),
+    )?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, &1)?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, &1)?;
     if domain == libc::AF_INET6 {
