@@ -2,15 +2,20 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Command, Stdio};
 
 use common::{Daemon, Holder, eventually, in_fresh_namespace, ip};
-use ferroce_engine::control::protocol::{Reply, Request};
+use ferroce_engine::control::protocol::{self, Hello, ProcessStatus, Reply, Request};
 use ferroce_engine::control::{Client, ControlError, Event, Lease, Refusal};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 #[test]
 fn holder() {
@@ -123,15 +128,124 @@ fn dead_process_frees_its_slot_and_its_datagrams_are_gone() {
     }
 }
 
-/// Number of leases.
-fn status(client: &Client) -> u32 {
+/// The processes and the number of leases that the daemon tells.
+fn status(client: &Client) -> (Vec<ProcessStatus>, u32) {
+    let mut processes = Vec::new();
     let mut reply = client.ask(&Request::Status).unwrap();
     loop {
         match reply {
-            Reply::StatusEnd(status) => return status.leased,
-            _ => reply = client.next_reply().unwrap(),
+            Reply::Process(process) => processes.push(*process),
+            Reply::StatusEnd(status) => return (processes, status.leased),
+            other => panic!("{other:?}"),
+        }
+        reply = client.next_reply().unwrap();
+    }
+}
+
+/// Number of leases that the daemon knows.
+fn leases() -> u32 {
+    status(&Client::connect().unwrap()).1
+}
+
+#[test]
+fn status_asks_every_process_and_names_the_silent_one() {
+    if !in_fresh_namespace("status_asks_every_process_and_names_the_silent_one") {
+        return;
+    }
+    let _daemon = Daemon::start(&[]);
+    let client = Client::connect().unwrap();
+    let (first, second) = (Holder::start("ferroce_lo"), Holder::start("ferroce_lo"));
+    let answering = |count: usize| {
+        let (processes, leased) = status(&client);
+        assert_eq!((processes.len(), leased), (2, 2));
+        processes
+            .iter()
+            .filter(|process| process.report.is_some())
+            .count()
+            == count
+    };
+    eventually("both answer", || answering(2));
+    let (processes, _) = status(&client);
+    let process = processes
+        .iter()
+        .find(|process| process.slot == first.slot)
+        .unwrap();
+    assert_eq!(
+        (process.pid, process.device.as_str(), process.uid),
+        (first.child.id(), "ferroce_lo", 0)
+    );
+    assert!(process.command.starts_with("leases-"));
+    let pid = Pid::from_child(&second.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    eventually("one is silent", || answering(1));
+    kill_process(pid, Signal::CONT).unwrap();
+    eventually("both answer again", || answering(2));
+}
+
+#[test]
+fn fork_does_not_keep_the_slot_of_a_dead_process() {
+    if !in_fresh_namespace("fork_does_not_keep_the_slot_of_a_dead_process") {
+        return;
+    }
+    let _daemon = Daemon::start(&[]);
+    // The protocol by hand: hello, then a request (variant 0, and a text with its length before it).
+    let python = "import os, socket, sys\n\
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(b'\\0ferroced')\n\
+        s.send(b'FRRC\\x01\\x00test'); s.recv(9999); s.recv(9999)\n\
+        s.send(b'\\x00\\x0aferroce_lo'); socket.recv_fds(s, 9999, 3)\n\
+        child = os.fork()\n\
+        if child: print(child, flush=True)\n\
+        sys.stdin.read()";
+    let mut parent = Command::new("python3")
+        .args(["-c", python])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let child = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+    assert_eq!(leases(), 1);
+    // `wait` would close the standard input that keeps the child.
+    let _stdin = parent.stdin.take();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    eventually("the slot comes back", || leases() == 0);
+    assert!(
+        test_kill_process(child).is_ok(),
+        "the child lives, and holds the connection"
+    );
+    kill_process(child, Signal::KILL).unwrap();
+}
+
+#[test]
+fn garbage_ends_a_connection_and_nothing_else() {
+    if !in_fresh_namespace("garbage_ends_a_connection_and_nothing_else") {
+        return;
+    }
+    let _daemon = Daemon::start(&[]);
+    let hello = Hello::ours().emit();
+    let connect_raw = || {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &protocol::address()).unwrap();
+        socket
+    };
+    let long = vec![0xff; 150_000];
+    for garbage in [&b"GET / HTTP/1.1"[..], b"\xff", b"FRRC", &[0; 5000], &long] {
+        for greeting in [None, Some(&hello)] {
+            let socket = connect_raw();
+            for bytes in greeting.map(Vec::as_slice).into_iter().chain([garbage]) {
+                send(&socket, bytes, SendFlags::NOSIGNAL).unwrap();
+            }
+            let mut bytes = [0; 9999];
+            // Hello and welcome may come first; then the end, by close or reset.
+            while recv(&socket, &mut bytes[..], RecvFlags::empty()).is_ok_and(|(length, _)| length > 0) {}
         }
     }
+    assert_eq!(leases(), 0);
 }
 
 #[test]
@@ -292,11 +406,6 @@ fn leases_outlive_a_killed_daemon_and_the_next_takes_them_over() {
     assert_eq!(received(&slots[1]), Ok(3));
     holder.kill();
     eventually("four leases", || leases() == 4);
-}
-
-/// Number of leases that the daemon knows.
-fn leases() -> u32 {
-    status(&Client::connect().unwrap())
 }
 
 #[test]

@@ -137,7 +137,8 @@ pub unsafe extern "C" fn nl_connect(socket: *mut c_void, protocol: c_int) -> c_i
     if protocol == NETLINK_RDMA && path::tree().is_some() {
         return -NLE_PROTO_MISMATCH;
     }
-    let Some(address) = REAL.address() else {
+    // A libibverbs that was loaded by dlopen has its libnl outside the search order.
+    let Some(address) = REAL.address().or_else(|| REAL.address_in(c"libnl-3.so.200")) else {
         return -NLE_PROTO_MISMATCH;
     };
     // SAFETY: the address is that of libnl's function of this name and type.

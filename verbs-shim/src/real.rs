@@ -35,6 +35,19 @@ impl Real {
         }
         Some(address)
     }
+
+    /// Its address in a library that is loaded already, whether in the search order or not.
+    pub fn address_in(&self, library: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the name is zero-terminated. The handle is not closed, so the library stays.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: the handle is live, the name zero-terminated.
+        let address = unsafe { libc::dlsym(handle, self.name.as_ptr()) };
+        self.address.store(address, Ordering::Relaxed);
+        (!address.is_null()).then_some(address)
+    }
 }
 
 /// What a C function returns when it fails.

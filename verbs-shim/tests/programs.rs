@@ -168,3 +168,16 @@ fn other_paths_and_errors_stay_as_they_are() {
         assert!(tree.run("sh", &["-c", script]).status.success());
     }
 }
+
+#[test]
+fn only_the_netlink_of_rdma_is_refused() {
+    let tree = Tree::new("netlink");
+    // As a program that loads libibverbs, and with it libnl, by dlopen: the call itself goes through
+    // the global scope, where the shim is first.
+    let python = "import ctypes\n\
+        nl = ctypes.CDLL('libnl-3.so.200'); hooked = ctypes.CDLL(None).nl_connect\n\
+        nl.nl_socket_alloc.restype = ctypes.c_void_p\n\
+        connect = lambda protocol: hooked(ctypes.c_void_p(nl.nl_socket_alloc()), protocol)\n\
+        print(connect(20), connect(0))";
+    assert_eq!(tree.prints("python3", &["-c", python]), "-26 0\n");
+}

@@ -1,11 +1,11 @@
 //! The process's side of the control connection: asking for a lease, and keeping it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, socket_with, sockopt,
 };
@@ -60,6 +60,14 @@ impl Client {
     /// What the daemon said of itself.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// Keeps the connection open in a program that this process becomes.
+    pub fn keep_across_exec(self) -> Result<(), ControlError> {
+        rustix::io::fcntl_setfd(&self.socket, FdFlags::empty()).map_err(io("fcntl"))?;
+        // The descriptor is that program's from now on.
+        let _ = self.socket.into_raw_fd();
+        Ok(())
     }
 
     /// Sends a request and gives the first message that answers it.

@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use clap::Args;
-use ferroce_engine::control::TREE_VARIABLE;
 use ferroce_engine::control::protocol::Request;
+use ferroce_engine::control::{ControlError, TREE_VARIABLE};
 
 use super::installation::Installation;
 use super::{CliError, starter};
@@ -31,12 +31,17 @@ impl Run {
     pub fn run(self) -> Result<Infallible, CliError> {
         let installation = Installation::find()?;
         let daemon = starter::connect_or_start()?;
-        daemon.ask(&Request::Hold)?;
+        let tree = daemon.welcome().tree.clone();
+        match daemon.ask(&Request::Hold) {
+            // The daemon does not see our pid; then it is to see the connection as long as we live.
+            Err(ControlError::Refused(_)) => daemon.keep_across_exec()?,
+            other => drop(other?),
+        }
         let (program, arguments) = self.command.split_first().ok_or(CliError::NoDaemon)?;
         let provider = installation.provider.as_os_str();
         let source = Command::new(program)
             .args(arguments)
-            .env(TREE_VARIABLE, &daemon.welcome().tree)
+            .env(TREE_VARIABLE, tree)
             .env(
                 "LD_PRELOAD",
                 prepended(installation.shim.as_os_str(), "LD_PRELOAD"),

@@ -149,9 +149,8 @@ impl Holder {
     }
 
     /// Ends it by SIGKILL.
-    pub fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+    pub fn kill(self) {
+        drop(self);
     }
 
     /// Lets it end by itself.
@@ -159,6 +158,13 @@ impl Holder {
         drop(self.stdin.take());
         std::io::copy(&mut self.stdout, &mut std::io::sink()).unwrap();
         self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
