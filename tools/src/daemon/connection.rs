@@ -26,6 +26,8 @@ pub struct Connection {
     pub lease: Option<LeaseState>,
     greeted: bool,
     waiting: VecDeque<Vec<u8>>,
+    /// The latest news of the leased device, if the client has not read the one before.
+    news: Option<Vec<u8>>,
 }
 
 /// A lease as the daemon keeps it.
@@ -63,6 +65,7 @@ impl Connection {
             lease: None,
             greeted: false,
             waiting: VecDeque::new(),
+            news: None,
         })
     }
 
@@ -144,9 +147,15 @@ impl Connection {
         self.waiting.push_back(protocol::encode(reply));
     }
 
+    /// Tells news of the leased device, in place of earlier news: a client that is stopped for long
+    /// is to find the last, and to keep its lease.
+    pub fn tell(&mut self, news: &Reply) {
+        self.news = Some(protocol::encode(news));
+    }
+
     /// Sends a message only if nothing waits: for what is useless when late.
     pub fn send_if_idle(&mut self, reply: &Reply) -> bool {
-        let idle = self.waiting.is_empty();
+        let idle = self.waiting.is_empty() && self.news.is_none();
         if idle {
             self.send(reply);
         }
@@ -168,13 +177,49 @@ impl Connection {
         if self.waiting.len() > MAX_WAITING {
             return Err("does not read");
         }
-        while let Some(bytes) = self.waiting.front() {
+        while let Some(bytes) = self.waiting.front().or(self.news.as_ref()) {
             match protocol::send(self.socket.as_fd(), bytes, &[], SendFlags::DONTWAIT) {
+                Ok(()) if self.waiting.is_empty() => self.news = None,
                 Ok(()) => drop(self.waiting.pop_front()),
                 Err(Errno::AGAIN) => return Ok(true),
                 Err(_) => return Err("closed"),
             }
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn client_that_reads_late_finds_the_last_news() {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let mut connection = Connection::new(ours).unwrap();
+        const LAST: u32 = 20_000;
+        let mut waits = false;
+        for id in 0..=LAST {
+            // Any message will do for news.
+            connection.tell(&Reply::ReportWanted { id });
+            waits = connection.flush().expect("the client is not lost");
+        }
+        assert!(waits, "the socket took all of it: the test needs more");
+        assert!(!connection.send_if_idle(&Reply::Done));
+        let mut received = Vec::new();
+        while let Ok(datagram) = protocol::receive(theirs.as_fd(), RecvFlags::DONTWAIT) {
+            received.push(protocol::decode::<Reply>(&datagram.bytes).unwrap());
+            connection.flush().unwrap();
+        }
+        assert_eq!(received.last(), Some(&Reply::ReportWanted { id: LAST }));
+        assert!(received.len() < LAST as usize);
+        assert_eq!(connection.flush(), Ok(false));
     }
 }

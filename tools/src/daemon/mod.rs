@@ -28,7 +28,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::netlink::{self, Watch};
 use inherit::Early;
@@ -229,7 +229,10 @@ impl Daemon {
                     }
                     Source::Interfaces => {
                         self.watch.drain()?;
-                        self.server.follow(netlink::interfaces()?);
+                        match netlink::interfaces() {
+                            Ok(interfaces) => self.server.follow(interfaces),
+                            Err(error) => warn!(%error, "interfaces can't be read until they change again"),
+                        }
                     }
                     Source::Listener => self.server.accept(self.listener.as_fd()),
                     Source::Connection(id) => self.server.connection_ready(id, flags),

@@ -26,6 +26,10 @@ use crate::netlink::Interfaces;
 
 /// Connections at once: every slot, and some for the command line.
 const MAX_CONNECTIONS: usize = 320;
+/// Messages read from one client before the others have their turn.
+const MAX_MESSAGES: u32 = 16;
+/// Time to let descriptors come free when none is left for a connection.
+const BREATH: Duration = Duration::from_millis(10);
 /// How long a process has to report for `ferroce status`.
 const REPORT_TIME: Duration = Duration::from_millis(200);
 
@@ -150,7 +154,7 @@ impl Server {
     fn tell_holders(&mut self, device: &str, reply: &Reply) {
         for id in self.holders(device) {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.send(reply);
+                connection.tell(reply);
                 self.flush(id);
             }
         }
@@ -180,6 +184,7 @@ impl Server {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
                     warn!(%error, "can't accept a connection");
+                    std::thread::sleep(BREATH);
                     return;
                 }
             };
@@ -240,7 +245,10 @@ impl Server {
     /// Reads what a client sent and sends what waits for it.
     pub fn connection_ready(&mut self, id: u32, flags: EventFlags) {
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            while let Some(connection) = self.connections.get_mut(&id) {
+            for _ in 0..MAX_MESSAGES {
+                let Some(connection) = self.connections.get_mut(&id) else {
+                    return;
+                };
                 match connection.receive() {
                     Incoming::Nothing => break,
                     Incoming::Greeted => self.welcome(id),
