@@ -8,70 +8,21 @@ use std::time::Duration;
 use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
 use ferroce_engine::link::random::Prng;
 use ferroce_engine::link::sim::{NodeConfig, NodeId, SimLink, SimNetwork};
-use ferroce_engine::link::{Link, Path, RxPacket, Transmit, TransmitError};
-use ferroce_engine::memory::Fault;
+use ferroce_engine::link::{Link, Path, RxPacket};
 use ferroce_engine::queue::{Cq, CqNotify};
 use ferroce_engine::time::Time;
 use ferroce_engine::verbs::*;
-use ferroce_wire::{Bth, PathMtu};
+use ferroce_wire::PathMtu;
 
 use crate::harness::{Completion, QpLog};
 use crate::memory::{Arena, Buffer, Layout, content, initial_slot};
 use crate::program::{Kind, Message, Place, Program};
+use crate::trace::{Traced, trace};
 
 /// The Q_Key of UD QPs.
 const QKEY: u32 = 0x1111_1111;
 /// Marks the work request of a receive.
 const RECEIVE: u64 = 1 << 63;
-
-/// Whether every packet is printed.
-pub static TRACE: AtomicBool = AtomicBool::new(false);
-
-/// Prints a packet, BTH first, if wanted.
-fn trace(side: usize, now: Time, way: &str, packet: &[u8]) {
-    if !TRACE.load(Ordering::Relaxed) {
-        return;
-    }
-    let micros = now.since(Time::ZERO).as_micros();
-    match Bth::parse(packet) {
-        Ok(bth) => {
-            let header = packet.get(Bth::LEN..bth.opcode.header_len()).unwrap_or_default();
-            let ack = if bth.ack_request { " A" } else { "" };
-            println!(
-                "{micros:>9} us, node {side} {way} {} to {:#x} psn {:#x}{ack} {header:02x?} {} bytes",
-                bth.opcode.name(),
-                bth.dest_qpn,
-                bth.psn.value(),
-                packet.len()
-            );
-        }
-        Err(error) => println!("{micros:>9} us, node {side} {way} {error}"),
-    }
-}
-
-/// A link that prints what goes into it.
-struct Traced<'a> {
-    side: usize,
-    now: Time,
-    link: &'a mut SimLink,
-}
-
-impl Transmit for Traced<'_> {
-    fn packet(
-        &mut self,
-        path: &Path,
-        dest_qpn: u32,
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
-    ) -> Result<(), TransmitError> {
-        let (side, now) = (self.side, self.now);
-        self.link.packet(path, dest_qpn, len, &mut |out| {
-            fill(out)?;
-            trace(side, now, "sends", out);
-            Ok(())
-        })
-    }
-}
 
 /// Notes that a CQ raised its event.
 struct Flag(Arc<AtomicBool>);

@@ -3,19 +3,21 @@
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_engine::verbs::QpType;
 
 use crate::check::{Stats, check};
 use crate::harness;
-use crate::node::TRACE;
 use crate::program::Program;
+use crate::trace::TRACE;
 
 /// Seeds run if nothing else is asked for.
 const SEEDS: u64 = 1000;
 /// Attempts at a simpler program.
 const SHRINK_LIMIT: usize = 3000;
+/// Time spent on them.
+const SHRINK_TIME: Duration = Duration::from_secs(30);
 
 /// Whether enough seeds run to judge their sums.
 pub fn is_full_run() -> bool {
@@ -74,11 +76,11 @@ fn attempt(program: &Program) -> Result<Stats, String> {
 
 /// Simplifies a failing program as long as it still fails, in whatever way.
 fn shrink(mut program: Program, mut error: String) -> (Program, String) {
-    let mut attempts = 0;
+    let (mut attempts, started) = (0, Instant::now());
     'simpler: loop {
         for candidate in program.simpler() {
             attempts += 1;
-            if attempts > SHRINK_LIMIT {
+            if attempts > SHRINK_LIMIT || started.elapsed() > SHRINK_TIME {
                 break 'simpler;
             }
             if let Err(e) = attempt(&candidate) {
