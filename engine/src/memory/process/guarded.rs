@@ -58,6 +58,14 @@ global_asm!(
     "ret",
     // 17 and more
     "30: cmp rdx, {rep_from}",
+    "jb 31f",
+    // The string move of current CPUs is up to 25 times slower where the destination lies 1 to 31 bytes behind the
+    // source, pages aside.
+    "mov eax, edi",
+    "sub eax, esi",
+    "dec eax",
+    "and eax, 4095",
+    "cmp eax, 31",
     "jae 50f",
     "31: cmp rdx, 32",
     "jbe 40f",

@@ -101,6 +101,34 @@ fn copies_every_length_at_every_alignment_and_nothing_beside_it() {
 }
 
 #[test]
+fn long_copies_are_right_at_every_distance() {
+    let memory = memory();
+    let (source, target) = (Pages::new(3, RW), Pages::new(3, RW));
+    let bytes = pattern(source.len);
+    memory.write(source.addr, &bytes).unwrap();
+    for distance in 0..48 {
+        for len in [1023, 1024, 1500, 4096, 8200] {
+            let mut from = vec![0; len];
+            memory.read(source.addr + 8, &mut from).unwrap();
+            assert_eq!(from, bytes[8..8 + len]);
+            // SAFETY: nothing writes to the source any more.
+            let from = unsafe { std::slice::from_raw_parts((source.addr + 8) as *const u8, len) };
+            memory.write(target.addr + 8 + distance, from).unwrap();
+            let mut copied = vec![0; len];
+            memory.read(target.addr + 8 + distance, &mut copied).unwrap();
+            assert_eq!(copied, from, "{len} bytes at distance {distance}");
+            // The same distance, into the hole.
+            let hole = target.end() - (len as u64 / 2 / 4096 * 4096 + 500 + distance);
+            let from = &from[500 - 8..];
+            assert_eq!(
+                memory.write(hole, from).is_err(),
+                from.len() as u64 > target.end() - hole
+            );
+        }
+    }
+}
+
+#[test]
 fn a_write_into_a_hole_faults_there_and_leaves_what_precedes() {
     let memory = memory();
     for len in lengths().filter(|&len| len > 0) {
