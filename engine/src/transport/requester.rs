@@ -288,9 +288,10 @@ impl Requester {
 
     /// Restarts the retransmission timer, or stops it when nothing is outstanding.
     fn restart_timer(&mut self, now: Time, attr: &QpAttr) {
+        let tries = attr.retry_cnt.saturating_sub(self.retries);
         self.deadline = local_ack_timeout(attr.timeout)
             .filter(|_| self.outstanding())
-            .map(|timeout| now + self.round_trip.patience(timeout));
+            .map(|timeout| now + self.round_trip.patience(timeout, tries));
     }
 
     /// Whether it waits for the end of an RNR time.

@@ -47,12 +47,14 @@ impl RoundTrip {
         self.probe = None;
     }
 
-    /// How long to wait for an answer: the local ACK timeout, and up to twice that for a peer known to be slow.
-    pub fn patience(&self, timeout: Duration) -> Duration {
+    /// How long to wait for an answer: the local ACK timeout, more for a peer known to be slow, and twice as long after
+    /// each of the `tries` that were in vain, since round trips of what is sent again can't be measured. Never more than
+    /// four times the timeout, which is what the standard lets a device take.
+    pub fn patience(&self, timeout: Duration, tries: u8) -> Duration {
         let usual = self
             .smoothed
             .map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4);
-        usual.clamp(timeout, timeout * 2)
+        (usual.clamp(timeout, timeout * 2) * (1 << tries.min(2))).min(timeout * 4)
     }
 }
 
@@ -72,7 +74,7 @@ mod tests {
     #[test]
     fn waits_longer_for_a_slow_peer() {
         let mut trip = RoundTrip::default();
-        assert_eq!(trip.patience(10 * MS), 10 * MS);
+        assert_eq!(trip.patience(10 * MS, 0), 10 * MS);
         let mut now = Time::ZERO;
         for (sample, patience) in [(1, 10), (5, 10), (30, 20), (30, 20)] {
             trip.sent(1, now);
@@ -81,8 +83,17 @@ mod tests {
             assert_eq!(trip.acked(0, now), None);
             assert_eq!(trip.acked(1, now), Some(sample * MS), "of the first packet");
             assert_eq!(trip.acked(2, now), None);
-            assert_eq!(trip.patience(10 * MS), patience * MS);
+            assert_eq!(trip.patience(10 * MS, 0), patience * MS);
         }
+        assert_eq!(
+            [0, 1, 2, 7].map(|tries| trip.patience(10 * MS, tries) / 10),
+            [2 * MS, 4 * MS, 4 * MS, 4 * MS]
+        );
+        let fresh = RoundTrip::default();
+        assert_eq!(
+            [0, 1, 2, 7].map(|tries| fresh.patience(MS, tries)),
+            [MS, 2 * MS, 4 * MS, 4 * MS]
+        );
         trip.sent(3, now);
         trip.abandon();
         assert_eq!(trip.acked(3, now), None);

@@ -223,12 +223,14 @@ fn retries_run_out_after_total_loss() {
     }
     pair.a.recv(9, 10);
     assert_eq!(pair.a.sent().len(), 9);
-    for _ in 0..2 {
-        pair.a.wait(TIMEOUT);
+    for timeouts in [1, 2] {
+        pair.a.wait(TIMEOUT * timeouts);
         assert!(pair.a.send_wcs().is_empty());
         assert_eq!(pair.a.sent().len(), 9);
     }
-    pair.a.wait(TIMEOUT);
+    pair.a.wait(TIMEOUT * 2);
+    assert!(pair.a.sent().is_empty() && pair.a.send_wcs().is_empty());
+    pair.a.wait(TIMEOUT * 2);
     assert!(pair.a.sent().is_empty());
     assert_eq!(
         pair.a.send_wcs(),
