@@ -31,7 +31,7 @@ fn bth(slot: u8, mark: u8) -> [u8; 16] {
 
 fn readable(fd: BorrowedFd<'_>) -> bool {
     let timeout = rustix::event::Timespec {
-        tv_sec: 10,
+        tv_sec: 60,
         tv_nsec: 0,
     };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1

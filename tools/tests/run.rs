@@ -132,13 +132,14 @@ fn many_runs_at_once_share_one_daemon() {
         .map(|_| {
             installation
                 .command(&["run", "sh", "-c", "exit 7"])
-                .stderr(Stdio::null())
+                .stderr(Stdio::piped())
                 .spawn()
                 .unwrap()
         })
         .collect();
-    for mut run in runs {
-        assert_eq!(run.wait().unwrap().code(), Some(7));
+    for run in runs {
+        let output = run.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     }
     let mine = fs::read_link("/proc/self/ns/net").unwrap();
     let daemons = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {

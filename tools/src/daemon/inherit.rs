@@ -16,8 +16,8 @@ use tracing::{info, warn};
 use super::connection::{Connection, Incoming};
 use super::sockets::SlotSockets;
 
-/// How long to wait for a program that shows the heirloom: twice the longest time between looks.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for a program that shows the heirloom: some times the longest time between looks.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A connection that came before the daemon could serve, and what it has said.
 pub struct Early {

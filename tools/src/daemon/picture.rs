@@ -6,13 +6,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ferroce_engine::control::{DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, protocol::RELEASE};
+use ferroce_engine::control::{DeviceInfo, GidEntry, GidType, protocol::RELEASE};
 
 /// `abi_version` of `infiniband_verbs`: the newest that every rdma-core knows.
 pub const VERBS_ABI: &str = "6\n";
 /// Device number of `/dev/null`, which stands for `uverbsN`: opening it must give a character
 /// device of this number, and its ioctls fail in a way that libibverbs knows (ENOTTY).
 const NULL_DEVICE: &str = "1:3\n";
+
+/// A kernel shows a file for each index of the GID table, used or not. A few unused ones are enough
+/// to show that there are such, and much faster to make: libibverbs asks the provider, not the files.
+const SHOWN_GIDS: usize = 16;
 
 /// Something at a path of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +111,7 @@ pub fn picture(info: &DeviceInfo) -> Picture {
     put("ports/1/sm_sl", "0".to_owned());
     put("ports/1/cap_mask", "0x00010000".to_owned());
     put("ports/1/pkeys/0", "0xffff".to_owned());
-    for index in 0..GID_TABLE_LEN {
+    for index in 0..info.gids.len().next_multiple_of(SHOWN_GIDS).max(SHOWN_GIDS) {
         let entry = info.gids.get(index).copied().flatten();
         put(
             &format!("ports/1/gids/{index}"),
@@ -229,7 +233,13 @@ pub mod tests {
             "eth0\n"
         );
         assert!(!picture.contains_key(&format!("{base}/ports/1/gid_attrs/ndevs/1")));
-        assert!(picture.contains_key(&format!("{base}/ports/1/gids/255")));
+        assert!(picture.contains_key(&format!("{base}/ports/1/gids/15")));
+        assert!(!picture.contains_key(&format!("{base}/ports/1/gids/16")));
+        let many = super::picture(&device(&["10.0.0.1"; 17]));
+        assert_eq!(
+            text(&many, &format!("{base}/ports/1/gid_attrs/types/16")),
+            "RoCE v2\n"
+        );
         assert_eq!(
             text(&picture, "sys/class/infiniband_verbs/uverbs3/ibdev"),
             "ferroce_eth0\n"

@@ -46,8 +46,8 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "not so within 30 s: {what}"
+            start.elapsed() < Duration::from_secs(60),
+            "not so within 60 s: {what}"
         );
     }
 }
