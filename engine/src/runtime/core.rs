@@ -5,8 +5,6 @@ use crate::link::Link;
 use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
-use super::clock;
-
 /// The device and its link.
 pub(super) struct Core {
     pub(super) device: Device,
@@ -28,8 +26,7 @@ impl Core {
     }
 
     /// One round: packets in, due timers, everything ready out. Says whether any packet came.
-    pub(super) fn round(&mut self, acks: Acks) -> bool {
-        let now = clock::now();
+    pub(super) fn round(&mut self, now: Time, acks: Acks) -> bool {
         let device = &mut self.device;
         let received = match self.link.receive(&mut |packet| device.receive(now, packet)) {
             Ok(count) => count > 0,

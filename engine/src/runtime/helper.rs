@@ -30,8 +30,8 @@ const EVENT_MODE: Duration = Duration::from_millis(10);
 
 /// What the application's threads tell the helper, and when it sleeps.
 pub(super) struct Pulse {
-    /// Grows when the application polls.
-    polls: CachePadded<AtomicU64>,
+    /// When the application last polled, in nanoseconds.
+    polled_at: CachePadded<AtomicU64>,
     /// When a CQ was last armed, in nanoseconds.
     armed_at: CachePadded<AtomicU64>,
     /// Until when the helper sleeps, in nanoseconds; 0 while it is awake.
@@ -47,7 +47,7 @@ pub(super) struct Pulse {
 impl Pulse {
     pub(super) fn new() -> io::Result<Pulse> {
         Ok(Pulse {
-            polls: CachePadded::default(),
+            polled_at: CachePadded::default(),
             armed_at: CachePadded::default(),
             sleeps_until: CachePadded::default(),
             naps: AtomicBool::new(false),
@@ -58,12 +58,19 @@ impl Pulse {
     }
 
     /// The application polls.
-    pub(super) fn driven(&self) {
-        // Not an atomic add: a lost count is harmless, a locked instruction in every poll is not.
-        self.polls.store(
-            self.polls.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+    pub(super) fn driven(&self, now: Time) {
+        self.polled_at.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Until when an application that polls by itself is left alone; `None` if it does not, or will soon sleep.
+    fn nap(&self, now: Time) -> Option<Time> {
+        let armed_at = Time::from_nanos(self.armed_at.load(Ordering::SeqCst));
+        if armed_at != Time::ZERO && now.since(armed_at) < EVENT_MODE {
+            return None;
+        }
+        let polled_at = Time::from_nanos(self.polled_at.load(Ordering::Relaxed));
+        let until = polled_at + NAP;
+        (polled_at != Time::ZERO && now < until).then_some(until)
     }
 
     /// The application will sleep until a completion comes.
@@ -134,20 +141,10 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
-        let mut polls_seen = 0;
         self.control();
-        loop {
-            let pulse = &self.shared.pulse;
-            if pulse.stop.load(Ordering::SeqCst) {
-                return;
-            }
-            let polls = pulse.polls.load(Ordering::Relaxed);
-            let polled = polls != polls_seen;
-            polls_seen = polls;
-            let armed_at = Time::from_nanos(pulse.armed_at.load(Ordering::SeqCst));
-            let event_mode = armed_at != Time::ZERO && clock::now().since(armed_at) < EVENT_MODE;
-            let nap = polled && !event_mode;
-            if !nap {
+        while !self.shared.pulse.stop.load(Ordering::SeqCst) {
+            let nap = self.shared.pulse.nap(clock::now());
+            if nap.is_none() {
                 self.round();
             }
             self.sleep(nap);
@@ -158,7 +155,7 @@ impl Run {
     fn round(&self) {
         loop {
             let mut core = self.shared.core.lock();
-            let received = core.round(Acks::Send);
+            let received = core.round(clock::now(), Acks::Send);
             self.shared.settle(&mut core);
             if !received {
                 return;
@@ -166,13 +163,12 @@ impl Run {
         }
     }
 
-    /// Sleeps until there is something to do.
-    fn sleep(&mut self, nap: bool) {
+    /// Sleeps until there is something to do, or until the end of the nap.
+    fn sleep(&mut self, nap: Option<Time>) {
         let shared = self.shared.clone();
         let pulse = &shared.pulse;
-        let now = clock::now();
-        let (mut receive, mut transmit, mut until) = (None, None, Some(now + NAP));
-        if nap {
+        let (mut receive, mut transmit, mut until) = (None, None, nap);
+        if nap.is_some() {
             // The application has the lock often enough, and sees to its deadlines.
             pulse.announce(until, true, false);
         } else {
@@ -183,9 +179,9 @@ impl Run {
             // Under the lock: whoever sets an earlier deadline later sees it.
             pulse.announce(until, false, transmit.is_some());
         }
+        let now = clock::now();
         // An application that armed a CQ, or asked to stop, before it could see that we sleep.
-        let armed_at = Time::from_nanos(pulse.armed_at.load(Ordering::SeqCst));
-        let just_armed = nap && armed_at != Time::ZERO && now.since(armed_at) < EVENT_MODE;
+        let just_armed = nap.is_some() && pulse.nap(now).is_none();
         if !just_armed && !pulse.stop.load(Ordering::SeqCst) {
             let mut fds = Vec::with_capacity(4);
             fds.push(PollFd::new(&pulse.wake, PollFlags::IN));
@@ -290,5 +286,34 @@ mod signals {
     pub(super) fn restore(old: &libc::sigset_t) {
         // SAFETY: `old` is a mask that `block_all` got from the kernel.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_only_while_the_application_polls() {
+        let pulse = Pulse::new().unwrap();
+        let at = |ms| Time::ZERO + Duration::from_millis(ms);
+        assert_eq!(pulse.nap(at(0)), None, "it never polled");
+        pulse.driven(at(50));
+        assert_eq!(pulse.nap(at(50)), Some(at(50) + NAP));
+        assert_eq!(pulse.nap(at(50) + NAP), None);
+        // A single poll says nothing about the time after a long sleep.
+        assert_eq!(pulse.nap(at(5000)), None);
+    }
+
+    #[test]
+    fn listens_after_a_cq_was_armed() {
+        let pulse = Pulse::new().unwrap();
+        pulse.armed();
+        let now = clock::now();
+        pulse.driven(now);
+        assert_eq!(pulse.nap(now), None);
+        let later = now + EVENT_MODE;
+        pulse.driven(later);
+        assert!(pulse.nap(later).is_some());
     }
 }

@@ -238,11 +238,12 @@ impl Engine {
         if !self.usable() {
             return;
         }
-        self.shared.pulse.driven();
+        let now = clock::now();
+        self.shared.pulse.driven(now);
         let Some(mut core) = self.shared.core.try_lock() else {
             return;
         };
-        core.round(Acks::MayWait);
+        core.round(now, Acks::MayWait);
         self.shared.settle(&mut core);
         let idle = core.idle_rounds();
         drop(core);
