@@ -602,65 +602,6 @@ fn a_full_socket_is_reported_and_nothing_is_forgotten() {
     });
 }
 
-/// An RC acknowledgement to slot 1, told apart by `tag`.
-fn acknowledgement(tag: u8) -> Vec<u8> {
-    let mut bytes = packet(1 << 16 | 1, 16, tag);
-    bytes[0] = 0x11;
-    bytes
-}
-
-#[test]
-fn acknowledgements_travel_at_the_end_of_what_follows() {
-    in_namespace(|| {
-        let [mut a, mut b] = links();
-        let path = path(V4);
-        let data = |tag| packet(1 << 16 | 1, 80, tag);
-        // In each group: what is sent, in which order it comes, and by how many sends.
-        let groups = [
-            (vec![acknowledgement(1), data(2)], vec![2, 1], 1),
-            (vec![data(1), acknowledgement(2), data(3)], vec![1, 3, 2], 1),
-            (
-                vec![acknowledgement(1), acknowledgement(2), acknowledgement(3)],
-                vec![1, 2, 3],
-                1,
-            ),
-            (
-                vec![acknowledgement(1), packet(1 << 16 | 1, 16, 2), data(3)],
-                vec![1, 2, 3],
-                2,
-            ),
-            (
-                vec![packet(1 << 16 | 1, 16, 1), acknowledgement(2), acknowledgement(3)],
-                vec![1, 2, 3],
-                1,
-            ),
-            (
-                vec![data(1), acknowledgement(2), acknowledgement(3), data(4)],
-                vec![1, 2, 4, 3],
-                2,
-            ),
-        ];
-        for (sent, order, sends) in groups {
-            let before = counter(&a, "tx_sends");
-            for bytes in &sent {
-                send(&mut a, &path, 1 << 16 | 1, bytes).unwrap();
-            }
-            assert!(a.flush().unwrap());
-            let received = receive(&mut b, sent.len());
-            assert!(received.iter().all(|it| it.valid));
-            let tags: Vec<u8> = received.iter().map(|it| it.data[4]).collect();
-            assert_eq!(tags, order);
-            assert_eq!(counter(&a, "tx_sends") - before, sends, "{order:?}");
-        }
-        // To another process it goes by itself.
-        send(&mut a, &path, 1 << 16 | 1, &acknowledgement(1)).unwrap();
-        send(&mut a, &path, 5, &packet(5, 80, 2)).unwrap();
-        a.flush().unwrap();
-        assert_eq!(receive(&mut b, 1)[0].data[4], 1);
-        assert_eq!(receive(&mut a, 1)[0].data[4], 2);
-    });
-}
-
 #[test]
 fn multicast_reaches_members_of_this_host() {
     in_namespace(|| {

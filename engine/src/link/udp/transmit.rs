@@ -5,7 +5,6 @@ use std::mem;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use ferroce_wire::{Kind, Opcode};
 use libc::{c_int, iovec, mmsghdr};
 
 use super::cmsg;
@@ -25,9 +24,6 @@ const BATCH: usize = 16;
 const MAX_SEGMENTS: u16 = 64;
 /// Bytes of one send: 65,535 less the headers of IPv6 and UDP.
 const MAX_SEND: usize = 65_535 - 48;
-
-/// Bytes of an acknowledgement, BTH and AETH.
-const ACK_LEN: usize = 16;
 
 /// Counters of the sending half.
 #[derive(Default)]
@@ -62,15 +58,6 @@ impl Message {
     }
 }
 
-/// An acknowledgement put aside, to leave at the end of what is sent to the same flow next: there it costs nothing,
-/// in front of a longer packet a send of its own. Acknowledgements and requests may overtake each other.
-#[derive(Clone, Copy)]
-struct Aside {
-    flow: usize,
-    header: (u8, u8),
-    bytes: [u8; ACK_LEN],
-}
-
 /// The sending sockets and what waits to be sent.
 pub(super) struct Transmitter {
     pub(super) flows: Flows,
@@ -78,7 +65,6 @@ pub(super) struct Transmitter {
     messages: Vec<Message>,
     /// The control messages of one system call.
     controls: Box<[cmsg::Buffer; BATCH]>,
-    aside: Option<Aside>,
     /// Messages before this one are sent.
     sent: usize,
     /// Whether the kernel segments.
@@ -96,7 +82,6 @@ impl Transmitter {
             buffer: vec![0; BUFFER].into_boxed_slice(),
             messages: Vec::with_capacity(MAX_MESSAGES),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
-            aside: None,
             sent: 0,
             segmentation: socket::segments(like),
             blocked: None,
@@ -122,8 +107,8 @@ impl Transmitter {
             self.counters.lost_mtu += 1;
             return Ok(());
         }
-        let (waiting, aside) = (&self.messages[self.sent..], self.aside.map(|ack| ack.flow));
-        let busy = |flow| aside == Some(flow) || waiting.iter().any(|message| message.flow == flow);
+        let waiting = &self.messages[self.sent..];
+        let busy = |flow| waiting.iter().any(|message| message.flow == flow);
         let flow = match self.flows.find(path, dest_qpn, busy) {
             Ok(Some(flow)) => flow,
             Ok(None) => {
@@ -139,44 +124,12 @@ impl Transmitter {
             }
         };
         let header = (path.traffic_class, path.hop_limit_on_wire());
-        // Room for one message more, and for an acknowledgement put aside.
-        if self.messages.len() + 2 > MAX_MESSAGES || self.used() + whole + ACK_LEN + ICRC_LEN > BUFFER {
+        if self.messages.len() == MAX_MESSAGES || self.used() + whole > BUFFER {
             match self.flush() {
                 Ok(true) => {}
                 _ => return Err(TransmitError::Full),
             }
         }
-        if self
-            .aside
-            .is_some_and(|ack| ack.flow != flow || whole <= ACK_LEN + ICRC_LEN)
-        {
-            self.put_back();
-        }
-        let in_a_row = self.messages.last().is_some_and(|last| last.segment == whole);
-        if len == ACK_LEN && self.aside.is_none() && !(in_a_row && self.joins(flow, header, whole)) {
-            let mut bytes = [0; ACK_LEN];
-            fill(&mut bytes).map_err(TransmitError::Fault)?;
-            if is_acknowledgement(&bytes) {
-                self.aside = Some(Aside { flow, header, bytes });
-                return Ok(());
-            }
-            return self.append(flow, header, len, &mut |into| {
-                into.copy_from_slice(&bytes);
-                Ok(())
-            });
-        }
-        self.append(flow, header, len, fill)
-    }
-
-    /// Puts a packet of `len` bytes, to which the ICRC comes, behind all others: there is room.
-    fn append(
-        &mut self,
-        flow: usize,
-        header: (u8, u8),
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
-    ) -> Result<(), TransmitError> {
-        let whole = len + ICRC_LEN;
         let start = self.used();
         let (id, first) = match self.messages.last() {
             Some(last) if self.joins(flow, header, whole) => (last.segments, false),
@@ -205,17 +158,6 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Puts the acknowledgement that was put aside behind the others.
-    fn put_back(&mut self) {
-        if let Some(ack) = self.aside.take() {
-            let copied = self.append(ack.flow, ack.header, ACK_LEN, &mut |into| {
-                into.copy_from_slice(&ack.bytes);
-                Ok(())
-            });
-            debug_assert_eq!(copied, Ok(()));
-        }
-    }
-
     /// Whether a packet of `whole` bytes may follow in the last message.
     fn joins(&self, flow: usize, header: (u8, u8), whole: usize) -> bool {
         self.messages.last().is_some_and(|last| {
@@ -235,7 +177,6 @@ impl Transmitter {
 
     /// As [`crate::link::Link::flush`].
     pub fn flush(&mut self) -> io::Result<bool> {
-        self.put_back();
         while self.sent < self.messages.len() {
             match self.send_some() {
                 Ok(count) => {
@@ -404,11 +345,6 @@ impl Message {
         }
         writer.len()
     }
-}
-
-/// Whether a packet of that length is an acknowledgement (or NAK) of RC or XRC.
-fn is_acknowledgement(bytes: &[u8; ACK_LEN]) -> bool {
-    Opcode::from_u8(bytes[0]).is_some_and(|opcode| opcode.kind() == Kind::Acknowledge)
 }
 
 /// Writes the ICRC to the end of a packet.
