@@ -261,14 +261,24 @@ impl Lease {
         }
     }
 
-    /// Closes the connection (which takes it out of the epoll set) and looks for a daemon later.
+    /// Closes the connection, and looks for a daemon later.
     fn lose_daemon(&self, state: &mut State) -> Result<(), ControlError> {
         if self.heirloom.is_none() {
-            state.daemon = Daemon::Lost;
-            return Ok(());
+            return self.disconnect(state, Daemon::Lost);
         }
-        state.daemon = Daemon::Gone;
+        self.disconnect(state, Daemon::Gone)?;
         self.look_later(state)
+    }
+
+    /// Closes the connection, if there is one, and takes it out of the epoll set: a forked child may have it too, and
+    /// then closing alone would leave it there, readable for ever.
+    fn disconnect(&self, state: &mut State, next: Daemon) -> Result<(), ControlError> {
+        match std::mem::replace(&mut state.daemon, next) {
+            Daemon::Connected(socket) | Daemon::Asked(socket) => {
+                epoll::delete(&self.control, &socket).map_err(io("epoll_ctl"))
+            }
+            Daemon::Gone | Daemon::Lost => Ok(()),
+        }
     }
 
     fn look_later(&self, state: &mut State) -> Result<(), ControlError> {
@@ -343,7 +353,7 @@ impl Lease {
             }
             Ok(Reply::Refused(refusal)) => {
                 tracing::warn!("the new ferroced does not go on with our lease: {refusal}");
-                state.daemon = Daemon::Lost;
+                self.disconnect(state, Daemon::Lost)?;
                 Ok(matches!(refusal, Refusal::UnknownDevice { .. }).then_some(Event::DeviceRemoved))
             }
             Ok(_) | Err(_) => self.lose_daemon(state).map(|()| None),
@@ -405,5 +415,61 @@ fn gone(what: &'static str) -> impl Fn(Errno) -> ControlError {
         Errno::PIPE | Errno::CONNRESET => ControlError::Gone,
         Errno::AGAIN => ControlError::Silent,
         other => io(what)(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::net::socketpair;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_a_child_has_too_is_not_readable_once_it_is_lost() {
+        let pair = || {
+            let flags = SocketFlags::CLOEXEC;
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        };
+        let (daemon, socket) = pair();
+        let of_the_child = socket.try_clone().unwrap();
+        let info = DeviceInfo {
+            name: "ferroce_lo".into(),
+            netdev: "lo".into(),
+            ifindex: 1,
+            uverbs: 0,
+            guid: 0,
+            mac: [0; 6],
+            mtu: 65_536,
+            up: true,
+            lo: true,
+            gids: Vec::new(),
+        };
+        let control = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        watch(&control, &socket).unwrap();
+        let lease = Lease {
+            slot: 1,
+            rx: pair().0,
+            heirloom: None,
+            info: info.clone(),
+            control,
+            timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(),
+            state: Mutex::new(State {
+                daemon: Daemon::Connected(socket),
+                info,
+                patience: FIRST_PATIENCE,
+            }),
+        };
+        let readable = || {
+            let mut fds = [PollFd::from_borrowed_fd(lease.control_fd(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+        };
+        assert!(!readable());
+        drop(daemon);
+        assert!(readable());
+        assert_eq!(lease.receive().unwrap(), Some(Event::DaemonGone));
+        assert_eq!(lease.receive().unwrap(), None);
+        assert!(!readable());
+        drop(of_the_child);
     }
 }
