@@ -339,6 +339,10 @@ impl DerefMut for Session<'_> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The device may be half changed, and a second panic would end the program.
+            return;
+        }
         let now = self.now;
         self.core.transmit(now, Acks::MayWait);
         self.shared.settle(&mut self.core);
