@@ -6,6 +6,7 @@
 
 pub mod control;
 pub mod device;
+pub mod environment;
 pub mod link;
 pub mod memory;
 mod qp;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use ferroce_engine::environment;
 use tracing_subscriber::EnvFilter;
 
 /// Environment variable that asks for a log, in the form of `RUST_LOG`: `debug`, `ferroce_engine=trace`.
@@ -17,9 +18,7 @@ pub(crate) fn say(message: fmt::Arguments<'_>) {
 /// Starts the log: what goes wrong within Ferroce, or what `FERROCE_LOG` asks for. The program's own output stays as
 /// it is otherwise.
 pub(crate) fn start_log() {
-    let wanted = std::env::var(LOG_VARIABLE)
-        .ok()
-        .filter(|wanted| !wanted.is_empty());
+    let wanted = environment::variable(LOG_VARIABLE).and_then(|wanted| wanted.into_string().ok());
     let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or("warn")).unwrap_or_else(|error| {
         say(format_args!("{LOG_VARIABLE}: {error}"));
         EnvFilter::new("warn")

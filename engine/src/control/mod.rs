@@ -14,6 +14,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::environment;
+
 pub use client::{Client, Event, Lease};
 
 /// Number of the slot that belongs to the daemon itself (QP0 and QP1 live there).
@@ -28,7 +30,7 @@ pub const TREE_VARIABLE: &str = "FERROCE_TREE";
 /// The tree of this process: the directory of `ferroced` that pictures sysfs and `/dev`, as
 /// `ferroce run` announced it; `None` in a program that was not started by it.
 pub fn tree() -> Option<PathBuf> {
-    std::env::var_os(TREE_VARIABLE).map(PathBuf::from)
+    environment::variable(TREE_VARIABLE).map(PathBuf::from)
 }
 
 /// True if a device of that name is one of `ferroced`'s in the tree of this process. A tree shows

@@ -1,11 +1,10 @@
 //! The wrappers that the environment asks for: `FERROCE_FAULT` injects faults, `FERROCE_PCAP` captures packets.
 #![deny(unsafe_code)]
 
-use std::env;
-
 use super::Link;
 use super::fault::{FaultConfig, FaultInjector};
 use super::pcap::PcapTap;
+use crate::environment;
 
 /// Wraps a link as `FERROCE_FAULT` (see [`FaultConfig`]) and `FERROCE_PCAP` (a file name, in which `{pid}` stands for
 /// the process id) say. The capture shows the wire: received packets before faults befall them, sent ones after.
@@ -13,7 +12,7 @@ use super::pcap::PcapTap;
 /// # Errors
 /// One line that says which variable is wrong, and how.
 pub fn from_env(link: Box<dyn Link>) -> Result<Box<dyn Link>, String> {
-    let get = |name| env::var(name).ok().filter(|value| !value.is_empty());
+    let get = |name| environment::variable(name).and_then(|value| value.into_string().ok());
     wrap(
         link,
         get("FERROCE_FAULT").as_deref(),
@@ -57,7 +56,7 @@ mod tests {
                 .iter()
                 .any(|name| name.starts_with("fault") || *name == "captured")
         );
-        let file = env::temp_dir().join("ferroce-wrap-test-{pid}.pcap");
+        let file = std::env::temp_dir().join("ferroce-wrap-test-{pid}.pcap");
         let both = wrap(link(), Some("loss=0.1"), file.to_str()).unwrap();
         let names = counters(&*both);
         assert!(names.contains(&"fault_lost") && names.contains(&"captured"));

@@ -6,6 +6,8 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use ferroce_engine::environment;
+
 use super::private::verbs_device_ops;
 use super::verbs::ibv_device;
 use super::version::{Abi, NEWEST, OLDEST};
@@ -92,9 +94,7 @@ impl Library {
     /// Takes hold of a loaded libibverbs.
     pub fn open(object: &Object) -> Result<Library, LibraryError> {
         let path = object.path.canonicalize().unwrap_or_else(|_| object.path.clone());
-        let stated = std::env::var(RELEASE_VARIABLE)
-            .ok()
-            .and_then(|text| text.parse().ok());
+        let stated = environment::variable(RELEASE_VARIABLE).and_then(|text| text.to_str()?.parse().ok());
         let Some(release) = stated.or_else(|| release_of(&path)) else {
             return Err(LibraryError::Unversioned { path });
         };
