@@ -12,6 +12,9 @@ const FEW: u64 = 4;
 /// The window never shrinks below this.
 const SMALLEST: u64 = BUDGET / 1024;
 
+/// What the window begins with: many QPs may begin at once, towards a peer that is slow.
+const FIRST: u64 = BUDGET / 64;
+
 /// What the window grows by in a round trip, once it is near to where it lost.
 const STEADY: u64 = BUDGET / 64;
 
@@ -59,7 +62,7 @@ pub(crate) struct Window {
 impl Default for Window {
     fn default() -> Window {
         Window {
-            size: BUDGET / 4,
+            size: FIRST,
             threshold: BUDGET,
             in_flight: 0,
             unasked: 0,

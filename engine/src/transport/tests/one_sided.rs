@@ -208,7 +208,7 @@ fn a_lost_request_is_sent_again_after_the_timeout() {
 
 #[test]
 fn long_reads_are_asked_for_in_parts_and_stay_so() {
-    // A quarter of 64 packets is the window to begin with.
+    // Sixteen packets is the window to begin with.
     let mut pair = Pair::new(&Setup {
         window: 256 * 64,
         ..Setup::default()

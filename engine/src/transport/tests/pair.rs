@@ -157,7 +157,7 @@ impl Side {
             seed: [number; 32],
             mtu: PathMtu::Mtu4096,
             limits: Limits::default(),
-            window: Box::new(move |_| window),
+            window: Box::new(move |_| window * 16),
         });
         let pd = dev.alloc_pd().unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
