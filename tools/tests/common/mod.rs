@@ -32,9 +32,12 @@ pub fn in_fresh_namespace(test: &str) -> bool {
             "--mount-proc",
             "--",
         ])
+        // Trees are made below /run, and one of a killed daemon is to go with it.
+        .args(["sh", "-c", "mount -t tmpfs tmpfs /run && exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(INSIDE, "1")
+        .env_remove("XDG_RUNTIME_DIR")
         .status()
         .expect("unshare (util-linux) is needed");
     assert!(status.success(), "{test} failed inside its namespace");
