@@ -36,9 +36,10 @@ impl GidTable {
         table
     }
 
-    /// The table that an earlier daemon had, with these addresses now.
+    /// The table that an earlier daemon had, with these addresses now. A program tells it: only the order counts.
     pub fn restored(entries: &[Option<GidEntry>], addresses: &[Address]) -> Self {
-        let entries = entries.iter().take(GID_TABLE_LEN).copied().collect();
+        let own = |entry: &Option<GidEntry>| entry.map(|entry| GidEntry::roce_v2(entry.addr));
+        let entries = entries.iter().take(GID_TABLE_LEN).map(own).collect();
         let mut table = Self {
             entries,
             awaited: None,
@@ -210,6 +211,11 @@ mod tests {
         earlier.follow(&addresses(&["10.0.0.2", "10.0.0.3"]));
         let table = GidTable::restored(&earlier.entries(), &addresses(&["fe80::1", "10.0.0.3"]));
         assert_eq!(shown(&table), ["fe80::1", "-", "10.0.0.3"]);
+        // A GID that is not that of its address is not taken over.
+        let mut forged = earlier.entries();
+        forged.iter_mut().flatten().for_each(|entry| entry.gid = [7; 16]);
+        let restored = GidTable::restored(&forged, &addresses(&["fe80::1", "10.0.0.3"]));
+        assert_eq!(restored.entries(), table.entries());
     }
 
     #[test]
