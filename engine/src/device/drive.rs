@@ -85,6 +85,8 @@ impl Device {
         if acks == Acks::Send || self.held_since < now {
             while let Some(qpn) = self.held.pop_front() {
                 if let Some(qp) = self.qps.get_mut(qpn) {
+                    // It waited in vain: the next one does not, unless the application sends again.
+                    qp.answers &= qp.ack_wait != AckWait::Waits;
                     qp.ack_wait = AckWait::Over;
                     self.ready.push_back(qpn);
                 }
@@ -102,7 +104,8 @@ impl Device {
             let Ok((qp, mut shared)) = self.qp(now, qpn) else {
                 continue;
             };
-            if acks == Acks::MayWait && qp.has_only_ack() && qp.ack_wait == AckWait::No {
+            let may_wait = acks == Acks::MayWait && qp.answers && qp.ack_wait == AckWait::No;
+            if may_wait && qp.has_only_ack() {
                 qp.ack_wait = AckWait::Waits;
                 self.held.push_back(qpn);
                 self.held_since = now;

@@ -91,6 +91,8 @@ pub(crate) struct Qp {
     /// It waits in the device's list of QPs with something to send.
     pub queued: bool,
     pub ack_wait: AckWait,
+    /// The application sends what acknowledgements can travel with: it did so since one last waited.
+    pub answers: bool,
     /// When the earliest entry of the device's timer heap for this QP is due.
     pub alarm: Option<Time>,
 }
@@ -114,6 +116,7 @@ impl Qp {
             responder: Responder::new(cap.max_recv_sge),
             queued: false,
             ack_wait: AckWait::No,
+            answers: false,
             alarm: None,
             init,
         }

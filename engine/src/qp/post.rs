@@ -21,6 +21,7 @@ impl Qp {
         self.sq
             .post(wr, length, numbers, |addr, into| shared.memory.read(addr, into))?;
         self.requester.posted(packets);
+        self.answers = true;
         Ok(())
     }
 

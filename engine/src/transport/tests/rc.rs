@@ -496,32 +496,38 @@ fn reset_begins_anew() {
 #[test]
 fn an_acknowledgement_waits_for_company_but_not_long() {
     let mut pair = Pair::new(&Setup::default());
-    for i in 0..4 {
+    for i in 0..8 {
         pair.b.recv(i, 100);
         pair.a.recv(i, 100);
     }
-    // A reply that is posted meanwhile takes it along, in front.
-    pair.a.send(0, 64);
-    pair.b.receive_all(&pair.a.sent());
-    assert!(pair.b.sent_unless_alone().is_empty());
-    let until = pair.b.dev.next_deadline().unwrap();
-    assert!(until.since(pair.b.now) <= std::time::Duration::from_millis(1));
-    pair.b.send(0, 64);
-    let sent = pair.b.sent_unless_alone();
-    assert_eq!(sent[0].opcode(), Opcode::RcSendOnly);
-    assert_eq!(sent[1].ack(), (0x1f, sent[1].psn(), 1));
-    pair.a.receive_all(&sent);
-    pair.run();
-    // Nothing comes up: it leaves in the next round, one for all that came until then.
-    for i in 1..3 {
-        pair.a.send(i, 64);
+    let acks_of = |pair: &mut Pair, wr_id| {
+        pair.a.send(wr_id, 64);
         let sent = pair.a.sent();
         pair.b.receive_all(&sent);
+        pair.b.sent_unless_alone()
+    };
+    // No company is to be expected from one that never sends.
+    assert_eq!(acks_of(&mut pair, 0).len(), 1);
+    pair.b.send(0, 64);
+    pair.run();
+    // A reply that is posted meanwhile takes it along, in front.
+    assert!(acks_of(&mut pair, 1).is_empty());
+    let until = pair.b.dev.next_deadline().unwrap();
+    assert!(until.since(pair.b.now) <= std::time::Duration::from_millis(1));
+    pair.b.send(1, 64);
+    let sent = pair.b.sent_unless_alone();
+    assert_eq!(sent[0].opcode(), Opcode::RcSendOnly);
+    assert_eq!(sent[1].ack(), (0x1f, sent[1].psn(), 2));
+    pair.a.receive_all(&sent);
+    pair.run();
+    // Nothing comes up: it leaves in the next round, one for all that came until then; the next does not wait.
+    for i in 2..4 {
+        assert!(acks_of(&mut pair, i).is_empty());
     }
-    assert!(pair.b.sent_unless_alone().is_empty());
     pair.b.now = pair.b.now + std::time::Duration::from_micros(1);
     let sent = pair.b.sent_unless_alone();
     assert_eq!(sent.len(), 1);
-    assert_eq!(sent[0].ack().2, 3);
+    assert_eq!(sent[0].ack().2, 4);
     assert!(pair.b.sent().is_empty());
+    assert_eq!(acks_of(&mut pair, 4).len(), 1);
 }
