@@ -14,8 +14,9 @@ use rustc_hash::FxHashMap;
 use super::socket::{self, Address};
 use crate::link::Path;
 
-/// Sockets kept.
-const MAX_FLOWS: usize = 64;
+/// Sockets kept: as many as a host has slots, so that one that talks to every process of a peer does not make and close
+/// a socket per packet, and few enough for the usual limit of 1024 descriptors.
+const MAX_FLOWS: usize = 256;
 /// Ports tried until one is free.
 const PORTS_TRIED: u16 = 256;
 const PORT_MASK: u16 = 0x3fff;
