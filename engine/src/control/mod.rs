@@ -141,7 +141,7 @@ pub enum Refusal {
     },
     /// A device of that name, or on that interface, exists.
     #[error(
-        "device `{name}` exists already on interface {netdev}: choose another name, or remove it by `ferroce link del {name}`"
+        "device `{name}` exists already on interface {netdev} (one for each name and interface): use it, or remove it by `ferroce link del {name}`"
     )]
     DeviceExists {
         /// Name of the existing device.
@@ -202,7 +202,7 @@ pub enum ControlError {
     NoDaemon,
     /// The daemon belongs to a user who is neither root nor we.
     #[error(
-        "the ferroced of this network namespace belongs to uid {uid}: only root's or your own is trusted"
+        "the ferroced of this network namespace belongs to uid {uid}, and only root's or your own is trusted: end it, or work in another network namespace"
     )]
     Untrusted {
         /// User of the daemon.

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgAction, Parser};
+use clap::error::ErrorKind;
+use clap::{ArgAction, CommandFactory, Parser};
 use ferroce_tools::daemon::{self, Daemon, DaemonError, Options, detach};
 
 /// Control plane of the Ferroce software RDMA NIC: one for each network namespace.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "ferroced", version)]
 struct Arguments {
     /// Number of slots: programs that can use devices at once, 1 to 251.
     #[arg(long, value_name = "N", default_value_t = 251, value_parser = clap::value_parser!(u8).range(1..=251))]
@@ -38,6 +39,12 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.log.is_some() && !arguments.detach && !arguments.ready_on_stdout {
+        let text = "--log needs --detach: in the foreground the log goes to standard error";
+        Arguments::command()
+            .error(ErrorKind::MissingRequiredArgument, text)
+            .exit();
+    }
     let result = if arguments.detach {
         let others = std::env::args_os()
             .skip(1)

@@ -11,10 +11,14 @@ use super::{CliError, Output, print, print_json, starter};
 #[derive(Subcommand)]
 pub enum Link {
     /// Show all devices, or one.
+    #[command(visible_alias = "list")]
     Show {
         /// Name of the device.
         #[arg(value_name = "NAME")]
         name: Option<String>,
+        /// How it is printed.
+        #[command(flatten)]
+        output: Output,
     },
     /// Add a device on a network interface that has none.
     Add {
@@ -39,7 +43,10 @@ pub enum Link {
 
 impl Default for Link {
     fn default() -> Self {
-        Self::Show { name: None }
+        Self::Show {
+            name: None,
+            output: Output::default(),
+        }
     }
 }
 
@@ -47,7 +54,7 @@ impl Link {
     /// Runs the command.
     pub fn run(self, output: Output) -> Result<(), CliError> {
         let request = match self {
-            Self::Show { name } => return show(name, output),
+            Self::Show { name, output: after } => return show(name, output.and(after)),
             Self::Add { name, netdev, .. } => Request::LinkAdd { name, netdev },
             Self::Del { name } => Request::LinkDel { name },
         };
@@ -70,6 +77,11 @@ fn show(name: Option<String>, output: Output) -> Result<(), CliError> {
     }
     if output.json {
         return print_json(output, &Value::Array(devices.iter().map(as_json).collect()));
+    }
+    if devices.is_empty() {
+        eprintln!(
+            "ferroce: no device: none of the network interfaces is up and has an address, or theirs were removed"
+        );
     }
     devices.iter().try_for_each(|device| print(&as_text(device)))
 }

@@ -9,12 +9,14 @@ pub mod status;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use ferroce_engine::control::ControlError;
 
 const USAGE: &str = "ferroce [ OPTIONS ] OBJECT { COMMAND | help }
        ferroce run [ -- ] CMD [ ARGUMENTS ]
-where  OBJECT := { link | status | run | decode }
+       ferroce decode FILE
+where  OBJECT := { link | status }
        OPTIONS := { -j[son] | -p[retty] | -V[ersion] | -h[elp] }";
 
 /// Software RDMA NIC in user space: runs unmodified verbs programs, and shows its devices.
@@ -28,14 +30,24 @@ pub struct Ferroce {
 }
 
 /// How results are printed.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub struct Output {
     /// Print JSON.
-    #[arg(short, long, global = true)]
+    #[arg(short, long)]
     json: bool,
-    /// Print JSON on many lines.
-    #[arg(short, long, global = true, requires = "json")]
+    /// With --json: on many lines.
+    #[arg(short, long)]
     pretty: bool,
+}
+
+impl Output {
+    /// Options may stand before and after the object.
+    fn and(self, other: Self) -> Self {
+        Self {
+            json: self.json || other.json,
+            pretty: self.pretty || other.pretty,
+        }
+    }
 }
 
 #[derive(Subcommand)]
@@ -45,11 +57,16 @@ enum Object {
     /// Show, add and remove devices.
     #[command(infer_subcommands = true)]
     Link {
+        #[command(flatten)]
+        output: Output,
         #[command(subcommand)]
         command: Option<link::Link>,
     },
     /// Show the programs that use devices, their queue pairs and counters.
-    Status,
+    Status {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Print the RoCE packets of a capture file; exit status 1 if any ICRC is bad.
     Decode(decode::Decode),
 }
@@ -72,7 +89,7 @@ pub enum CliError {
     #[error("{0}")]
     Installation(String),
     /// The program of `ferroce run` could not be started.
-    #[error("can't run `{program}`: {source}")]
+    #[error("can't run `{program}`: {}", why_not(source))]
     Exec {
         /// The program.
         program: String,
@@ -92,6 +109,17 @@ pub enum CliError {
     Print(#[from] std::io::Error),
 }
 
+/// Why a program can't be run, and what to do about it.
+fn why_not(source: &std::io::Error) -> String {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => {
+            "no such program, or no interpreter for it: install it, or give its path".into()
+        }
+        std::io::ErrorKind::PermissionDenied => "it is not executable by you: see `ls -l`".into(),
+        _ => source.to_string(),
+    }
+}
+
 impl CliError {
     /// Exit status: as `env` gives for a program that it can't run, else 1.
     fn status(&self) -> u8 {
@@ -106,10 +134,17 @@ impl CliError {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let Ferroce { output, object } = Ferroce::parse();
+    if (output.json || output.pretty) && matches!(object, Object::Run(_) | Object::Decode(_)) {
+        let text = "--json and --pretty are for `link show` and `status` only";
+        Ferroce::command().error(ErrorKind::ArgumentConflict, text).exit();
+    }
     let result = match object {
         Object::Run(run) => run.run().map(|never| match never {}),
-        Object::Link { command } => command.unwrap_or_default().run(output),
-        Object::Status => status::run(output),
+        Object::Link {
+            output: after,
+            command,
+        } => command.unwrap_or_default().run(output.and(after)),
+        Object::Status { output: after } => status::run(output.and(after)),
         Object::Decode(decode) => match decode.run() {
             Ok(true) => Ok(()),
             // The lines say which.

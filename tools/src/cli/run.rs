@@ -12,8 +12,14 @@ use ferroce_engine::control::{ControlError, TREE_VARIABLE};
 use super::installation::Installation;
 use super::{CliError, starter};
 
+const ENVIRONMENT: &str = "Environment that the program heeds (more in ferroce(8)):
+  FERROCE_LOG=debug                 What Ferroce does, on standard error
+  FERROCE_PCAP=/tmp/x-{pid}.pcap    A capture of its packets
+  FERROCE_FAULT=loss=0.01,seed=7    Faults on purpose: loss, dup, reorder, corrupt";
+
 /// Arguments of `ferroce run`.
 #[derive(Args)]
+#[command(after_help = ENVIRONMENT)]
 pub struct Run {
     /// The program and its arguments.
     #[arg(

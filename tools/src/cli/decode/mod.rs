@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use pcap_file::PcapError;
 
 use super::CliError;
 use capture::Capture;
@@ -20,6 +21,21 @@ pub struct Decode {
     file: PathBuf,
 }
 
+/// What is wrong with a file, without the library's names for it.
+fn reason(error: PcapError) -> String {
+    match error {
+        PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "it ends before a packet or header does".into()
+        }
+        PcapError::IoError(error) => error.to_string(),
+        PcapError::IncompleteBuffer => "it ends before a packet or header does".into(),
+        PcapError::InvalidField(what) if what.contains("magic") => {
+            "it is no capture: give a pcap or pcapng file".into()
+        }
+        other => other.to_string(),
+    }
+}
+
 impl Decode {
     /// Prints every RoCE packet; true if all of them are sound.
     pub fn run(&self) -> Result<bool, CliError> {
@@ -27,11 +43,11 @@ impl Decode {
             file: self.file.display().to_string(),
             reason,
         };
-        let mut capture = Capture::open(&self.file).map_err(|error| unreadable(error.to_string()))?;
+        let mut capture = Capture::open(&self.file).map_err(|error| unreadable(reason(error)))?;
         let mut output = BufWriter::new(io::stdout().lock());
         let mut sound = true;
         while let Some(captured) = capture.next() {
-            let captured = captured.map_err(|error| unreadable(error.to_string()))?;
+            let captured = captured.map_err(|error| unreadable(reason(error)))?;
             let time = format!("{}.{:09}", captured.time.as_secs(), captured.time.subsec_nanos());
             for packet in packet::packets(&captured) {
                 sound &= !matches!(packet.icrc, Icrc::Bad);
