@@ -7,6 +7,7 @@ mod clock;
 mod core;
 mod exit;
 mod fork;
+mod guest;
 mod helper;
 mod registry;
 
@@ -32,6 +33,7 @@ use crate::time::Time;
 use crate::verbs::{Access, AsyncEvent, VerbsError};
 
 use self::core::Core;
+pub use self::guest::Guest;
 use self::helper::Helper;
 
 /// Rounds in vain after which another thread may have the CPU: where there are more that poll than CPUs, it may be the
@@ -90,6 +92,7 @@ struct Shared {
 impl Engine {
     /// Opens a device by name, or gives the engine that this process already has for it.
     pub fn open(device: &str) -> Result<Arc<Engine>, OpenError> {
+        let _guest = Guest::enter();
         fork::watch();
         exit::watch();
         registry::get_or_open(device, || Engine::start(device))
@@ -224,10 +227,12 @@ impl Engine {
         if !self.usable() {
             return Err(VerbsError::Gone);
         }
+        let guest = Guest::enter();
         Ok(Session {
             core: self.shared.core.lock(),
             shared: &self.shared,
             now: clock::now(),
+            _guest: guest,
         })
     }
 
@@ -238,6 +243,7 @@ impl Engine {
         if !self.usable() {
             return;
         }
+        let _guest = Guest::enter();
         let now = clock::now();
         self.shared.pulse.driven(now);
         let Some(mut core) = self.shared.core.try_lock() else {
@@ -264,6 +270,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        let _guest = Guest::enter();
         self.last_words();
         if self.usable() {
             self.helper.stop(&self.shared);
@@ -315,6 +322,8 @@ pub struct Session<'a> {
     core: MutexGuard<'a, Core>,
     shared: &'a Shared,
     now: Time,
+    /// Left last, when the lock is free.
+    _guest: Guest,
 }
 
 impl Session<'_> {

@@ -10,6 +10,8 @@ pub mod descriptors;
 use std::ffi::{c_int, c_ulong, c_void};
 use std::io;
 
+use ferroce_engine::runtime::Guest;
+
 use crate::elf::Object;
 use crate::guard::guard;
 
@@ -36,50 +38,46 @@ pub fn set_errno(errno: c_int) {
 
 /// `write(2)` for libibverbs.
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    guard(-1, || {
-        if let Some(descriptor) = descriptors::get(fd) {
-            // SAFETY: the caller passes `len` readable bytes, as for the system call.
-            let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) };
-            match descriptor.write(bytes) {
-                Some(Ok(())) => return len as isize,
-                Some(Err(errno)) => {
-                    set_errno(errno);
-                    return -1;
-                }
-                None => {}
-            }
+    let answer = guard(Some(Err(libc::EIO)), || {
+        // SAFETY: the caller passes `len` readable bytes, as for the system call.
+        descriptors::get(fd)?.write(unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) })
+    });
+    match answer {
+        Some(Ok(())) => len as isize,
+        Some(Err(errno)) => {
+            set_errno(errno);
+            -1
         }
+        // Outside the guard: who is cancelled here must not be held up.
         // SAFETY: as the caller's call.
-        unsafe { libc::write(fd, bytes, len) }
-    })
+        None => unsafe { libc::write(fd, bytes, len) },
+    }
 }
 
 /// `ioctl(2)` for libibverbs; all of its requests have one pointer.
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    guard(-1, || {
-        if let Some(descriptor) = descriptors::get(fd) {
-            // SAFETY: the caller passes what the request asks for.
-            let answer = unsafe { descriptor.ioctl(request, argument) };
-            match answer {
-                Some(Ok(())) => return 0,
-                Some(Err(errno)) => {
-                    set_errno(errno);
-                    return -1;
-                }
-                None => {}
-            }
+    let answer = guard(Some(Err(libc::EIO)), || {
+        // SAFETY: the caller passes what the request asks for.
+        unsafe { descriptors::get(fd)?.ioctl(request, argument) }
+    });
+    match answer {
+        Some(Ok(())) => 0,
+        Some(Err(errno)) => {
+            set_errno(errno);
+            -1
         }
         // SAFETY: as the caller's call.
-        unsafe { libc::ioctl(fd, request, argument) }
-    })
+        None => unsafe { libc::ioctl(fd, request, argument) },
+    }
 }
 
 /// `close(2)` for libibverbs: frees what belongs to the descriptor.
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    guard(-1, || {
+    guard((), || {
+        let _guest = Guest::enter();
         // First: the number may be used again as soon as it is closed.
         drop(descriptors::remove(fd));
-        // SAFETY: as the caller's call.
-        unsafe { libc::close(fd) }
-    })
+    });
+    // SAFETY: as the caller's call.
+    unsafe { libc::close(fd) }
 }

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use ferroce_engine::control::{DeviceInfo, GID_TABLE_LEN};
-use ferroce_engine::runtime::{Engine, SubscriptionId};
+use ferroce_engine::runtime::{Engine, Guest, SubscriptionId};
 
 use super::event_pipe::EventPipe;
 use super::events::Objects;
@@ -175,6 +175,7 @@ impl Commands for Context {
 /// Closes the device. Objects that the program has not destroyed keep the engine until the process ends.
 pub(super) unsafe extern "C" fn free_context(context: *mut ibv_context) {
     guard((), || {
+        let _guest = Guest::enter();
         // SAFETY: `open` put it there, and the program closes a context once.
         let ours = unsafe { Arc::from_raw(*Context::place(context)) };
         if let Some(subscription) = ours.subscription.get() {

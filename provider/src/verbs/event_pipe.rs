@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
+use ferroce_engine::runtime::Guest;
 use parking_lot::Mutex;
 
 use crate::hooks::descriptors::Descriptor;
@@ -56,6 +57,7 @@ impl<const N: usize> EventPipe<N> {
 
     /// Moves events that wait into the pipe; called when the program has read one.
     pub fn refill(&self) {
+        let _guest = Guest::enter();
         let mut waiting = self.waiting.lock();
         while waiting.front().is_some_and(|event| self.write(event)) {
             waiting.pop_front();
@@ -64,6 +66,7 @@ impl<const N: usize> EventPipe<N> {
 
     /// Takes out the events that `which` names and that the program has not read; gives their number.
     pub fn retract(&self, which: impl Fn(&[u64; N]) -> bool) -> u32 {
+        let _guest = Guest::enter();
         let mut waiting = self.waiting.lock();
         let mut unread: VecDeque<_> = std::iter::from_fn(|| self.take()).collect();
         unread.append(&mut waiting);

@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 
+use ferroce_engine::runtime::Guest;
 use ferroce_engine::verbs::AsyncEvent;
 use parking_lot::Mutex;
 
@@ -147,6 +148,8 @@ impl Acknowledged {
     /// # Safety
     /// The object must live, and its mutex and condition variable be initialised.
     pub unsafe fn wait_for(&self, events: u32) {
+        // A wait can be cancelled, and would be where the object is half destroyed.
+        let _guest = Guest::enter();
         // SAFETY: as the caller says; libibverbs counts under this mutex.
         unsafe {
             libc::pthread_mutex_lock(self.mutex);
