@@ -14,15 +14,17 @@ use crate::abi::verbs::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 /// `IBV_QPT_UD`.
 const UD: u32 = 4;
 
-/// The scatter/gather list of a work request.
+/// The scatter/gather list of a work request. One of more than `max` entries, which no queue takes, is not looked at.
 ///
 /// # Safety
-/// `list` must have `count` entries, and live as long as the result.
-unsafe fn sges<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], VerbsError> {
+/// `list` must have `count` entries if these are no more than `max`, and live as long as the result.
+unsafe fn sges<'a>(list: *const Sge, count: c_int, max: u32) -> Result<&'a [Sge], VerbsError> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: as the caller says.
-        Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list, count) }),
+        Ok(count) if !list.is_null() && count <= max as usize => {
+            // SAFETY: as the caller says.
+            Ok(unsafe { std::slice::from_raw_parts(list, count) })
+        }
         _ => Err(VerbsError::Invalid),
     }
 }
@@ -31,7 +33,7 @@ unsafe fn sges<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], VerbsErr
 ///
 /// # Safety
 /// What `wr` points to must be what its opcode and the type of QP ask for.
-unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32) -> Result<SendWr<'_>, VerbsError> {
+unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr<'_>, VerbsError> {
     // SAFETY: all members of the union are plain numbers, and the opcode says which is meant.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let operation = match wr.opcode {
@@ -82,7 +84,7 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32) -> Result<SendWr<'_>, VerbsErr
         operation,
         flags: SendFlags::from_bits_truncate(wr.send_flags),
         // SAFETY: as the caller says.
-        sges: unsafe { sges(wr.sg_list, wr.num_sge)? },
+        sges: unsafe { sges(wr.sg_list, wr.num_sge, max_sge)? },
         ud,
     })
 }
@@ -97,12 +99,14 @@ pub(super) unsafe extern "C" fn post_send(
         // SAFETY: the program passes a QP of this provider.
         let (qp, qp_type) = unsafe { (Qp::of(public), (*public).qp_type) };
         let posted = (|| {
-            let mut session = qp.context.engine.lock()?;
+            let engine = &qp.context.engine;
+            let max_sge = engine.limits().max_sge;
+            let mut session = engine.lock()?;
             let now = session.now();
             // SAFETY: the program passes a list of work requests that fit the QP.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
-                session.post_send(now, qp.qpn, &unsafe { send_wr(request, qp_type)? })?;
+                session.post_send(now, qp.qpn, &unsafe { send_wr(request, qp_type, max_sge)? })?;
                 wr = request.next;
             }
             Ok(())
@@ -130,7 +134,7 @@ unsafe fn post_receives(
         // SAFETY: as the caller says.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as the caller says.
-            let sges = unsafe { sges(request.sg_list, request.num_sge)? };
+            let sges = unsafe { sges(request.sg_list, request.num_sge, engine.limits().max_sge)? };
             post(
                 &mut session,
                 &RecvWr {
@@ -181,4 +185,28 @@ pub(super) unsafe extern "C" fn post_srq_recv(
             })
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_with_a_wrong_count_is_not_looked_at() {
+        let list = [Sge::default(); 2];
+        let count = |list, count| {
+            // SAFETY: the array has two entries, which is the maximum here.
+            unsafe { sges(list, count, 2) }.map(<[Sge]>::len)
+        };
+        assert_eq!(count(list.as_ptr(), 2), Ok(2));
+        assert_eq!(count(std::ptr::null(), 0), Ok(0));
+        for (list, n) in [
+            (list.as_ptr(), 3),
+            (list.as_ptr(), c_int::MAX),
+            (list.as_ptr(), -1),
+            (std::ptr::null(), 1),
+        ] {
+            assert_eq!(count(list, n), Err(VerbsError::Invalid));
+        }
+    }
 }
