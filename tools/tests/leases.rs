@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process};
 
 #[test]
 fn holder() {
@@ -438,4 +438,55 @@ fn sockets_that_are_no_heirloom_are_refused() {
         "{refused}"
     );
     assert_eq!(leases(), 1);
+}
+
+#[test]
+fn a_process_takes_one_hold_however_often_it_asks() {
+    if !in_fresh_namespace("a_process_takes_one_hold_however_often_it_asks") {
+        return;
+    }
+    let daemon = Daemon::start(&[]);
+    let descriptors = || {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap();
+        all.count()
+    };
+    let client = Client::connect().unwrap();
+    assert_eq!(client.ask(&Request::Hold).unwrap(), Reply::Done);
+    let before = descriptors();
+    for _ in 0..100 {
+        assert_eq!(client.ask(&Request::Hold).unwrap(), Reply::Done);
+        let other = Client::connect().unwrap();
+        assert_eq!(other.ask(&Request::Hold).unwrap(), Reply::Done);
+    }
+    eventually("the other connections are closed", || descriptors() <= before);
+}
+
+#[test]
+fn a_daemon_without_free_descriptors_refuses_and_recovers() {
+    if !in_fresh_namespace("a_daemon_without_free_descriptors_refuses_and_recovers") {
+        return;
+    }
+    let daemon = Daemon::start(&["--slots", "2"]);
+    let used = std::fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap();
+    let limit = Rlimit {
+        current: Some(used.count() as u64 + 10),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(Some(Pid::from_child(&daemon.0)), Resource::Nofile, limit).unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let refused = loop {
+            match Client::connect() {
+                Ok(client) => clients.push(client),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(refused, ControlError::Refused(Refusal::TooManyConnections)),
+            "{refused}"
+        );
+    }
+    assert_eq!(status(&clients[0]).1, 0);
+    drop(clients);
+    eventually("there is room again", || Client::connect().is_ok());
 }

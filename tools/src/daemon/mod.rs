@@ -135,6 +135,13 @@ impl PollSet {
         Ok(epoll::add(&self.0, fd, source.to_data(), EventFlags::IN)?)
     }
 
+    /// Waits for it no longer: what closing a descriptor does by itself only where it has no duplicate.
+    fn remove(&self, fd: impl AsFd) {
+        if let Err(error) = epoll::delete(&self.0, fd) {
+            debug!(%error, "descriptor was not waited for");
+        }
+    }
+
     /// Waits for room to send as well, or no longer.
     fn want_write(&self, fd: impl AsFd, source: Source, wanted: bool) -> io::Result<()> {
         let flags = if wanted {

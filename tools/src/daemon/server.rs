@@ -30,6 +30,8 @@ const MAX_CONNECTIONS: usize = 320;
 const MAX_MESSAGES: u32 = 16;
 /// Time to let descriptors come free when none is left for a connection.
 const BREATH: Duration = Duration::from_millis(10);
+/// Processes at once that only want the daemon to stay.
+const MAX_HOLDS: usize = 4096;
 /// How long a process has to report for `ferroce status`.
 const REPORT_TIME: Duration = Duration::from_millis(200);
 
@@ -50,14 +52,23 @@ pub struct Server {
     next_search: Instant,
     devices: Devices,
     connections: BTreeMap<u32, Connection>,
-    /// Processes (their pidfd) that want the daemon to stay though they may close their connection.
-    holds: BTreeMap<u32, OwnedFd>,
+    /// Processes that want the daemon to stay though they may close their connection.
+    holds: BTreeMap<u32, Hold>,
+    /// Given up for a moment to refuse a connection when no descriptor is left.
+    spare: Option<OwnedFd>,
     queries: Vec<Query>,
     next_id: u32,
     group: Option<u32>,
     idle_exit: Option<Duration>,
     idle_since: Instant,
     tree: Tree,
+}
+
+/// A process that wants the daemon to stay.
+struct Hold {
+    pid: u32,
+    /// Becomes readable when the process ends.
+    process: OwnedFd,
 }
 
 /// A `ferroce status` that waits for reports.
@@ -84,6 +95,7 @@ impl Server {
             devices: Devices::new(netns),
             connections: BTreeMap::new(),
             holds: BTreeMap::new(),
+            spare: spare_descriptor(),
             queries: Vec::new(),
             next_id: 0,
             group: options.group,
@@ -182,6 +194,9 @@ impl Server {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                // Whether or not one waits. It would wait, and wake us, for ever.
+                Err(Errno::MFILE) if self.turn_away(listener) => continue,
+                Err(Errno::MFILE) => return,
                 Err(error) => {
                     warn!(%error, "can't accept a connection");
                     std::thread::sleep(BREATH);
@@ -193,6 +208,22 @@ impl Server {
                 Err(error) => warn!(%error, "connection lost at its start"),
             }
         }
+    }
+
+    /// Refuses a connection with the spare descriptor; false if none waits.
+    fn turn_away(&mut self, listener: BorrowedFd<'_>) -> bool {
+        self.spare = None;
+        let socket = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let came = socket.is_ok();
+        if let Ok(connection) = socket.map_err(io::Error::from).and_then(Connection::new) {
+            info!(
+                pid = connection.pid(),
+                "connection refused: no descriptor is left (ulimit -n)"
+            );
+            connection.refuse(Refusal::TooManyConnections);
+        }
+        self.spare = spare_descriptor();
+        came
     }
 
     /// Serves a connection that came before we could.
@@ -407,19 +438,28 @@ impl Server {
         if let Err(error) = self.tree.mirror_kernel(Path::new("/")) {
             warn!(%error, "the kernel's own devices are not shown");
         }
-        let process = self
-            .connections
-            .get(&id)
-            .and_then(|connection| connection.process.as_ref());
-        let Some(Ok(process)) = process.map(|process| process.try_clone()) else {
+        let process = self.connections.get(&id).and_then(|connection| {
+            let process = connection.process.as_ref()?.try_clone().ok()?;
+            let pid = connection.pid();
+            Some(Hold { pid, process })
+        });
+        let Some(hold) = process else {
             return Reply::Refused(Refusal::Failed(
                 "the process is not visible from ferroced's pid namespace".to_owned(),
             ));
         };
-        let hold = self.new_id();
-        match self.poll.add(&process, Source::Hold(hold)) {
+        // One for each process. An earlier one may be of a dead process with this id.
+        let earlier = self.holds.iter().find(|(_, it)| it.pid == hold.pid);
+        if let Some(earlier) = earlier.map(|(id, _)| *id) {
+            self.hold_ended(earlier);
+        }
+        if self.holds.len() >= MAX_HOLDS {
+            return Reply::Refused(Refusal::TooManyConnections);
+        }
+        let id = self.new_id();
+        match self.poll.add(&hold.process, Source::Hold(id)) {
             Ok(()) => {
-                self.holds.insert(hold, process);
+                self.holds.insert(id, hold);
                 Reply::Done
             }
             Err(error) => Reply::Refused(Refusal::Failed(error.to_string())),
@@ -532,7 +572,9 @@ impl Server {
 
     /// A process that asked the daemon to stay ended.
     pub fn hold_ended(&mut self, id: u32) {
-        self.holds.remove(&id);
+        if let Some(hold) = self.holds.remove(&id) {
+            self.poll.remove(&hold.process);
+        }
         self.idle_since = Instant::now();
     }
 
@@ -555,4 +597,9 @@ impl Server {
         self.next_id = self.next_id.wrapping_add(1);
         self.next_id
     }
+}
+
+/// A descriptor that serves for nothing.
+fn spare_descriptor() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").map(OwnedFd::from).ok()
 }
