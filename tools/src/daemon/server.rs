@@ -435,6 +435,12 @@ impl Server {
 
     /// Serves `ferroce run`: a program is about to look for devices.
     fn hold(&mut self, id: u32) -> Reply {
+        if let Err(error) = self.tree.restore(self.devices.iter()) {
+            return Reply::Refused(Refusal::Failed(format!(
+                "the device tree {} can't be made: {error}",
+                self.tree.root().display()
+            )));
+        }
         if let Err(error) = self.tree.mirror_kernel(Path::new("/")) {
             warn!(%error, "the kernel's own devices are not shown");
         }

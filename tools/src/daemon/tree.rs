@@ -9,7 +9,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce_engine::control::DeviceInfo;
 use rustix::fs::{FlockOperation, flock};
@@ -24,6 +24,8 @@ const LOCK: &str = ".lock";
 
 /// More than a daemon needs from making its tree to locking it.
 const START_TIME: Duration = Duration::from_secs(60);
+/// More than a daemon needs to take a dead one's tree out of the way.
+const SWEEP_TIME: Duration = Duration::from_secs(2);
 /// The directories that a tree pictures.
 const PICTURED: [&str; 3] = [
     "sys/class/infiniband",
@@ -34,7 +36,7 @@ const PICTURED: [&str; 3] = [
 /// The tree of a running daemon; removed on drop.
 pub struct Tree {
     root: PathBuf,
-    _lock: File,
+    lock: File,
     pictures: BTreeMap<String, Picture>,
 }
 
@@ -56,27 +58,63 @@ impl Tree {
     }
 
     fn create_in(parent: &Path, prefix: &str, netns: u64) -> io::Result<Self> {
-        sweep(parent, prefix);
         let root = parent.join(format!("{prefix}{netns}"));
-        let fresh = parent.join(format!("{prefix}{netns}.{}", std::process::id()));
-        DirBuilder::new().mode(0o755).create(&fresh)?;
-        let made = Self::fill(&fresh).and_then(|lock| fs::rename(&fresh, &root).map(|()| lock));
-        match made {
-            Ok(lock) => Ok(Self {
-                root,
-                _lock: lock,
-                pictures: BTreeMap::new(),
-            }),
-            Err(error) => {
-                remove(&fresh);
+        let deadline = Instant::now() + SWEEP_TIME;
+        loop {
+            sweep(parent, prefix);
+            match Self::make_root(&root) {
+                Ok(lock) => {
+                    return Ok(Self {
+                        root,
+                        lock,
+                        pictures: BTreeMap::new(),
+                    });
+                }
+                // Another daemon is about to remove what was there.
                 Err(error)
+                    if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < deadline =>
+                {
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
+    /// Makes the tree without devices; gives its lock.
+    fn make_root(root: &Path) -> io::Result<File> {
+        let fresh = root.with_extension(std::process::id().to_string());
+        // It must not be there yet: in /tmp anyone may have made it.
+        DirBuilder::new().mode(0o755).create(&fresh)?;
+        Self::fill(&fresh)
+            .and_then(|lock| fs::rename(&fresh, root).map(|()| lock))
+            .inspect_err(|_| remove(&fresh))
+    }
+
+    /// Makes the tree again if someone has removed it, as those do who clean `/tmp` of what is old.
+    pub fn restore<'a>(&mut self, devices: impl Iterator<Item = &'a DeviceInfo>) -> io::Result<()> {
+        if is_lock_of(&self.lock, &self.root) {
+            return Ok(());
+        }
+        warn!(root = %self.root.display(), "the device tree was removed, and is made again");
+        remove_tree(&self.root);
+        if let Some(parent) = self.root.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+        }
+        self.lock = Self::make_root(&self.root)?;
+        self.pictures.clear();
+        for info in devices {
+            self.add(info)?;
+        }
+        Ok(())
+    }
+
     fn fill(root: &Path) -> io::Result<File> {
-        let lock = File::create(root.join(LOCK))?;
+        // Nobody is to see it unlocked.
+        let unlocked = root.join(".lock.new");
+        let lock = File::create(&unlocked)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        fs::rename(unlocked, root.join(LOCK))?;
         for directory in [
             "sys/class/infiniband",
             "sys/class/infiniband_verbs",
@@ -226,25 +264,48 @@ fn sweep(parent: &Path, prefix: &str) {
                 !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
             });
         let path = entry.path();
-        if ours && is_own_directory(&path) && is_unlocked(&path) {
-            debug!(path = %path.display(), "tree of a dead daemon removed");
-            remove_tree(&path);
+        if ours && is_own_directory(&path) {
+            bury(&path);
         }
     }
+}
+
+/// Removes a tree if its daemon is dead.
+///
+/// It is renamed first, under its lock: another daemon, which finds the same, may have its own tree there soon.
+fn bury(tree: &Path) {
+    let lock = File::open(tree.join(LOCK));
+    let dead = match &lock {
+        Ok(lock) => flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_lock_of(lock, tree),
+        // Its daemon is just starting, or was killed at the very start or end.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let age = |tree: &Path| fs::metadata(tree).ok()?.modified().ok()?.elapsed().ok();
+            age(tree).is_some_and(|age| age > START_TIME)
+        }
+        Err(_) => false,
+    };
+    if !dead {
+        return;
+    }
+    let mut grave = tree.as_os_str().to_owned();
+    grave.push(format!(".0.{}", std::process::id()));
+    let grave = PathBuf::from(grave);
+    if fs::rename(tree, &grave).is_ok() {
+        debug!(tree = %tree.display(), "tree of a dead daemon removed");
+        remove_tree(&grave);
+    }
+}
+
+/// Whether the open file is the lock that lies in the tree now.
+fn is_lock_of(lock: &File, tree: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let found = fs::metadata(tree.join(LOCK)).map(identity).ok();
+    found.is_some() && found == lock.metadata().map(identity).ok()
 }
 
 fn is_own_directory(path: &Path) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw())
-}
-
-/// A tree without a lock is one whose daemon is just starting, or was killed at the very start or end.
-fn is_unlocked(tree: &Path) -> bool {
-    let age = |tree: &Path| fs::metadata(tree).ok()?.modified().ok()?.elapsed().ok();
-    match File::open(tree.join(LOCK)) {
-        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
-        Err(_) => age(tree).is_some_and(|age| age > START_TIME),
-    }
 }
 
 /// Removes a tree, the lock last: what a daemon killed meanwhile leaves is still known as dead.
@@ -375,6 +436,47 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_that_someone_removed_is_made_again() {
+        let parent = Parent::new("restored");
+        let run = parent.0.join("run");
+        fs::create_dir(&run).unwrap();
+        let mut tree = Tree::create_in(&run, "t-", 8).unwrap();
+        let info = device(&["10.0.0.1"]);
+        tree.add(&info).unwrap();
+        let shown = tree
+            .root()
+            .join("sys/class/infiniband/ferroce_eth0/ports/1/gids/0");
+        let before = fs::metadata(&shown).unwrap().ino();
+        tree.restore([&info].into_iter()).unwrap();
+        assert_eq!(fs::metadata(&shown).unwrap().ino(), before, "nothing was to do");
+        fs::remove_dir_all(&run).unwrap();
+        tree.restore([&info].into_iter()).unwrap();
+        assert!(shown.exists());
+        sweep(&run, "t-");
+        assert!(shown.exists(), "it is locked");
+        tree.remove(&info).unwrap();
+    }
+
+    #[test]
+    fn daemons_that_find_the_same_dead_tree_keep_their_own() {
+        let parent = Parent::new("race");
+        for _ in 0..50 {
+            let dead = Tree::create_in(&parent.0, "t-", 5).unwrap();
+            flock(&dead.lock, FlockOperation::Unlock).unwrap();
+            std::mem::forget(dead);
+            let tree = std::thread::scope(|scope| {
+                scope.spawn(|| sweep(&parent.0, "t-"));
+                scope.spawn(|| sweep(&parent.0, "t-"));
+                Tree::create_in(&parent.0, "t-", 5).unwrap()
+            });
+            assert!(is_lock_of(&tree.lock, tree.root()));
+            for directory in PICTURED {
+                assert!(tree.root().join(directory).is_dir(), "{directory}");
+            }
+        }
+    }
+
+    #[test]
     fn devices_of_the_kernel_are_shown_beside_ours() {
         let parent = Parent::new("kernel");
         let kernel = parent.0.join("kernel");
@@ -411,7 +513,9 @@ mod tests {
         let mut dead = Tree::create_in(&parent.0, "t-", 2).unwrap();
         dead.add(&device(&["10.0.0.1"])).unwrap();
         // As SIGKILL leaves it: the lock is open no more, the files stay.
-        let Tree { root, _lock, .. } = &dead;
+        let Tree {
+            root, lock: _lock, ..
+        } = &dead;
         flock(_lock, FlockOperation::Unlock).unwrap();
         let root = root.clone();
         std::mem::forget(dead);
