@@ -41,14 +41,61 @@ pub type Clock = Box<dyn FnMut() -> Duration + Send>;
 
 struct Capture {
     /// `None` once writing has failed.
-    writer: Option<PcapWriter<Output>>,
-    output: Output,
+    file: Option<Arc<CaptureFile>>,
     clock: Clock,
     frame: Vec<u8>,
     written: u64,
 }
 
-/// The file: shared by the writer and by who flushes it.
+/// A capture file: one for all the devices of a process that write to it.
+struct CaptureFile {
+    /// Locked for a whole record.
+    writer: Mutex<PcapWriter<Output>>,
+    output: Output,
+}
+
+/// The capture files of this process, by process id (a forked child makes its own) and name. They stay open, so that a
+/// device which is opened later adds to the file.
+static FILES: Mutex<Vec<(u32, String, Arc<CaptureFile>)>> = Mutex::new(Vec::new());
+
+impl CaptureFile {
+    /// The file of that name; makes it, unless this process did.
+    fn shared(name: &str) -> io::Result<Arc<CaptureFile>> {
+        let pid = std::process::id();
+        let name = name.replace("{pid}", &pid.to_string());
+        let mut files = FILES.lock();
+        if let Some((.., file)) = files.iter().find(|(by, of, _)| *by == pid && *of == name) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(CaptureFile::new(Box::new(File::create(&name)?))?);
+        // The capture of a device that nobody uses has its header too.
+        file.flush()?;
+        files.push((pid, name, Arc::clone(&file)));
+        Ok(file)
+    }
+
+    /// Writes the header of a pcap file.
+    fn new(output: Box<dyn Write + Send>) -> io::Result<CaptureFile> {
+        let output = Output(Arc::new(Mutex::new(BufWriter::with_capacity(BUFFER, output))));
+        let header = PcapHeader {
+            datalink: DataLink::ETHERNET,
+            ts_resolution: TsResolution::NanoSecond,
+            ..PcapHeader::default()
+        };
+        let writer = PcapWriter::with_header(output.clone(), header).map_err(into_io)?;
+        Ok(CaptureFile {
+            writer: Mutex::new(writer),
+            output,
+        })
+    }
+
+    /// Hands what was written to the system.
+    fn flush(&self) -> io::Result<()> {
+        self.output.0.lock().flush()
+    }
+}
+
+/// Where a file's bytes go: shared by the writer and by who flushes it.
 #[derive(Clone)]
 struct Output(Arc<Mutex<BufWriter<Box<dyn Write + Send>>>>);
 
@@ -63,35 +110,39 @@ impl Write for Output {
 }
 
 impl<L: Link> PcapTap<L> {
-    /// Wraps `inner`; makes the file `name`, in which `{pid}` stands for the process id.
+    /// Wraps `inner`; writes to the file `name`, in which `{pid}` stands for the process id. All the taps of a process
+    /// that name the same file share it.
     pub fn create(inner: L, name: &str) -> io::Result<PcapTap<L>> {
-        let name = name.replace("{pid}", &std::process::id().to_string());
         // A clock before 1970 is a time of zero.
         let clock = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        PcapTap::new(inner, Box::new(File::create(name)?), Box::new(clock))
+        Ok(PcapTap::to_file(
+            inner,
+            CaptureFile::shared(name)?,
+            Box::new(clock),
+        ))
     }
 
     /// Wraps `inner`; writes to `output` with the times of `clock`.
     pub fn new(inner: L, output: Box<dyn Write + Send>, clock: Clock) -> io::Result<PcapTap<L>> {
-        let output = Output(Arc::new(Mutex::new(BufWriter::with_capacity(BUFFER, output))));
-        let header = PcapHeader {
-            datalink: DataLink::ETHERNET,
-            ts_resolution: TsResolution::NanoSecond,
-            ..PcapHeader::default()
-        };
-        let writer = PcapWriter::with_header(output.clone(), header).map_err(into_io)?;
+        Ok(PcapTap::to_file(
+            inner,
+            Arc::new(CaptureFile::new(output)?),
+            clock,
+        ))
+    }
+
+    fn to_file(inner: L, file: Arc<CaptureFile>, clock: Clock) -> PcapTap<L> {
         let capture = Capture {
-            writer: Some(writer),
-            output,
+            file: Some(file),
             clock,
             frame: Vec::new(),
             written: 0,
         };
-        Ok(PcapTap {
+        PcapTap {
             inner,
             capture,
             sent: Vec::new(),
-        })
+        }
     }
 }
 
@@ -112,7 +163,7 @@ fn mac(address: IpAddr) -> [u8; 6] {
 impl Capture {
     /// Writes a frame; ends the capture, with a word in the log, if that fails.
     fn record(&mut self, network: Option<Network>, packet: &[u8], icrc: &[u8]) {
-        let (Some(network), Some(writer)) = (network, &mut self.writer) else {
+        let (Some(network), Some(file)) = (network, &self.file) else {
             return;
         };
         let (src, dst) = (mac(network.src().to_ip()), mac(network.dst().to_ip()));
@@ -126,15 +177,19 @@ impl Capture {
         self.frame.extend_from_slice(packet);
         self.frame.extend_from_slice(icrc);
         let record = PcapPacket::new((self.clock)(), self.frame.len() as u32, &self.frame);
-        let outcome = writer.write_packet(&record).map(|_| ()).map_err(into_io);
+        let outcome = file
+            .writer
+            .lock()
+            .write_packet(&record)
+            .map(|_| ())
+            .map_err(into_io);
         self.written += 1;
         self.note(outcome);
     }
 
     /// Hands what was written to the system, so that the file is whole whenever the process ends.
     fn flush(&mut self) {
-        if self.writer.is_some() {
-            let outcome = self.output.flush();
+        if let Some(outcome) = self.file.as_deref().map(CaptureFile::flush) {
             self.note(outcome);
         }
     }
@@ -142,7 +197,7 @@ impl Capture {
     fn note(&mut self, outcome: io::Result<()>) {
         if let Err(error) = outcome {
             tracing::warn!("the packet capture ends: {error}");
-            self.writer = None;
+            self.file = None;
         }
     }
 
@@ -332,6 +387,49 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_a_process_share_the_file() {
+        let name = std::env::temp_dir().join("ferroce-pcap-test-{pid}.pcap");
+        let name = name.to_str().unwrap();
+        let network = SimNetwork::new(1);
+        let source = "10.0.0.1".parse().unwrap();
+        let path = Path {
+            source,
+            dest: source,
+            ifindex: 1,
+            sgid_index: 0,
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+            service_level: 0,
+        };
+        let tap = |qpn| PcapTap::create(network.attach(NodeConfig::new(source, qpn)), name).unwrap();
+        let send = |tap: &mut PcapTap<_>, psn| {
+            let bth = Bth::new(Opcode::RcSendOnly, 0x02_0000, Psn::new(psn));
+            tap.packet(&path, 0x02_0000, 12, &mut |out| {
+                bth.emit(out);
+                Ok(())
+            })
+            .unwrap();
+            tap.flush().unwrap();
+        };
+        let mut first = tap(1);
+        send(&mut first, 0);
+        let mut second = tap(2);
+        send(&mut second, 1);
+        send(&mut first, 2);
+        drop((first, second));
+        send(&mut tap(3), 3);
+        let made = name.replace("{pid}", &std::process::id().to_string());
+        let file = Buffer(Arc::new(Mutex::new(std::fs::read(&made).unwrap())));
+        std::fs::remove_file(made).unwrap();
+        let psns: Vec<Psn> = frames(&file)
+            .iter()
+            .map(|(data, _)| Frame::parse(data).unwrap().datagram.packet.bth().psn)
+            .collect();
+        assert_eq!(psns, [0, 1, 2, 3].map(Psn::new));
+    }
+
+    #[test]
     fn both_ends_capture_valid_frames() {
         for (source, dest) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
             let (files, valid) = carry(source, dest, Probability::ZERO);
@@ -375,7 +473,7 @@ mod tests {
         let link = network.attach(NodeConfig::new("10.0.0.1".parse().unwrap(), 1));
         let mut tap = PcapTap::new(link, Box::new(FullDisk), Box::new(Duration::default)).unwrap();
         assert!(tap.flush().is_ok());
-        assert!(tap.capture.writer.is_none());
+        assert!(tap.capture.file.is_none());
         assert!(tap.flush().is_ok());
     }
 }
