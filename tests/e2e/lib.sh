@@ -81,7 +81,8 @@ daemon_answers() { "$FERROCE" status >/dev/null 2>&1; }
 no_daemon() { ! grep -q '@ferroced$' /proc/self/net/unix; }
 
 # How many slots are leased, as the daemon says.
-leased() { "$FERROCE" status --json | grep -o '"leased": *[0-9]*' | grep -o '[0-9]*$'; }
+AS=() # put before it where the daemon is another user's
+leased() { "${AS[@]}" "$FERROCE" status --json | grep -o '"leased": *[0-9]*' | grep -o '[0-9]*$'; }
 none_runs() { ! grep -sq '^ferroce' /proc/[0-9]*/comm; }
 none_leased() { [[ $(leased) = 0 ]]; }
 
@@ -89,11 +90,11 @@ none_leased() { [[ $(leased) = 0 ]]; }
 nothing_left() {
     local left
     if ! no_daemon && ! until_true 10 none_leased; then
-        not_ok "$1" "leases left: $("$FERROCE" status 2>&1 | tr '\n' ';' | cut -c1-150)"
+        not_ok "$1" "leases left: $("${AS[@]}" "$FERROCE" status 2>&1 | tr '\n' ';' | cut -c1-150)"
     elif ! until_true 20 no_daemon; then
         not_ok "$1" 'the daemon does not leave'
-    elif left=$(ls /run/ferroce 2>/dev/null) && [[ -n $left ]]; then
-        not_ok "$1" "left in /run/ferroce: $left"
+    elif left=$(ls -d /run/ferroce/* /tmp/ferroce-*-"$(stat -Lc %i /proc/self/ns/net)" 2>/dev/null); [[ -n $left ]]; then
+        not_ok "$1" "left: $left"
     elif ! until_true 10 none_runs; then # its socket goes just before it does
         not_ok "$1" "left running: $(grep -sl '^ferroce' /proc/[0-9]*/comm)"
     else

@@ -43,7 +43,14 @@ impl Decode {
             file: self.file.display().to_string(),
             reason,
         };
-        let mut capture = Capture::open(&self.file).map_err(|error| unreadable(reason(error)))?;
+        let mut capture = Capture::open(&self.file).map_err(|error| {
+            unreadable(match error {
+                PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    "it is too short for a capture: give a pcap or pcapng file".into()
+                }
+                error => reason(error),
+            })
+        })?;
         let mut output = BufWriter::new(io::stdout().lock());
         let mut sound = true;
         while let Some(captured) = capture.next() {
