@@ -57,11 +57,11 @@ install: build ## DESTDIR, PREFIX (/usr/local), SYSCONFDIR (/etc): what a distri
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/lib/ferroce \
 		$(DESTDIR)$(DRIVERDIR) $(DESTDIR)$(SYSCONFDIR)/libibverbs.d $(DESTDIR)$(UNITDIR) \
 		$(DESTDIR)$(PREFIX)/share/man/man8
-	install -m 755 $(BIN)/ferroce $(DESTDIR)$(PREFIX)/bin/
-	install -m 755 $(BIN)/ferroced $(DESTDIR)$(PREFIX)/sbin/
-	install -m 644 $(LIB)/libferroce_shim.so $(DESTDIR)$(PREFIX)/lib/ferroce/
+	install -s -m 755 $(BIN)/ferroce $(DESTDIR)$(PREFIX)/bin/
+	install -s -m 755 $(BIN)/ferroced $(DESTDIR)$(PREFIX)/sbin/
+	install -s -m 644 $(LIB)/libferroce_shim.so $(DESTDIR)$(PREFIX)/lib/ferroce/
 	for s in $(SUFFIXES); do \
-		install -m 644 $(LIB)/libferroce-rdmav$$s.so $(DESTDIR)$(DRIVERDIR)/ || exit 1; done
+		install -s -m 644 $(LIB)/libferroce-rdmav$$s.so $(DESTDIR)$(DRIVERDIR)/ || exit 1; done
 	sed 's|@DRIVERDIR@|$(DRIVERDIR)|' dist/ferroce.driver >$(DESTDIR)$(SYSCONFDIR)/libibverbs.d/ferroce.driver
 	sed 's|@PREFIX@|$(PREFIX)|' dist/ferroced.service >$(DESTDIR)$(UNITDIR)/ferroced.service
 	install -m 644 man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
