@@ -104,7 +104,7 @@ pub trait Link: Transmit + Send {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize>;
 
     /// Sends what [`Transmit::packet`] took. `Ok(false)`: the socket is full, some is still held; call again when
-    /// [`Link::fds`]' socket is writable. Errors of single destinations (unreachable, no route) are not errors here:
+    /// [`Link::transmit_fd`] is writable. Errors of single destinations (unreachable, no route) are not errors here:
     /// such packets count as lost, and the transport's timers deal with it.
     fn flush(&mut self) -> io::Result<bool>;
 

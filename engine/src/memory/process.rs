@@ -2,7 +2,7 @@
 //!
 //! Registration pins nothing. An access to memory that is gone raises a signal inside one of few machine
 //! instructions; a signal handler ([`fault`]) knows their addresses, and lets the routine end with an error instead.
-//! On architectures without such routines the kernel does the copy ([`by_kernel`]).
+//! On architectures without such routines the kernel does the copy (`by_kernel`).
 
 #[cfg(any(not(target_arch = "x86_64"), test))]
 mod by_kernel;
