@@ -192,6 +192,16 @@ pub enum Refusal {
     /// The daemon could not do it.
     #[error("ferroced failed: {0}")]
     Failed(String),
+    /// The peer's user may use devices, but not add or remove them.
+    #[error(
+        "uid {uid} may not add or remove devices: only root and uid {daemon_uid}, which runs ferroced, may"
+    )]
+    NotOwner {
+        /// User of the peer.
+        uid: u32,
+        /// User of the daemon.
+        daemon_uid: u32,
+    },
 }
 
 /// Errors of the control plane, each one line that says what to do.

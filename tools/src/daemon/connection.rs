@@ -85,7 +85,7 @@ impl Connection {
             self.peer.gid.as_raw() == group
                 || sys::peer_groups(self.socket()).is_ok_and(|all| all.contains(&group))
         };
-        if self.may_have_heirloom() || group.is_some_and(in_group) {
+        if self.is_owner() || group.is_some_and(in_group) {
             return Ok(());
         }
         Err(Refusal::NotPermitted {
@@ -94,9 +94,21 @@ impl Connection {
         })
     }
 
-    /// The heirloom gives access to the sockets of every slot, which a group's member must not have.
-    pub fn may_have_heirloom(&self) -> bool {
+    /// Whether the peer is root or the daemon's own user. Members of the group may use devices, no more: not change
+    /// them for all, nor have the heirloom, which gives access to the sockets of every slot.
+    pub fn is_owner(&self) -> bool {
         self.peer.uid.is_root() || self.peer.uid == geteuid()
+    }
+
+    /// Refuses what only an owner may do.
+    pub fn check_owner(&self) -> Result<(), Refusal> {
+        if self.is_owner() {
+            return Ok(());
+        }
+        Err(Refusal::NotOwner {
+            uid: self.peer.uid.as_raw(),
+            daemon_uid: geteuid().as_raw(),
+        })
     }
 
     /// Says no to a client that is not admitted, and closes.

@@ -96,7 +96,7 @@ impl Early {
                 Incoming::Request(request, fds) => {
                     if sockets.is_none()
                         && matches!(request, Request::Resume { .. })
-                        && self.connection.may_have_heirloom()
+                        && self.connection.is_owner()
                     {
                         *sockets = self.sockets_of(&fds);
                     }

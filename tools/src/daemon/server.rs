@@ -308,9 +308,11 @@ impl Server {
             Request::Report { id: query, report } => return self.take_report(id, query, report),
             Request::Hold => self.hold(id),
             Request::Links => Reply::Links(self.devices.iter().cloned().collect()),
-            Request::LinkAdd { name, netdev } => self.change_devices(|devices| devices.add(&name, &netdev)),
+            Request::LinkAdd { name, netdev } => {
+                self.change_devices(id, |devices| devices.add(&name, &netdev))
+            }
             Request::LinkDel { name } => match self.holders(&name).len() {
-                0 => self.change_devices(|devices| devices.remove(&name)),
+                0 => self.change_devices(id, |devices| devices.remove(&name)),
                 leases => Reply::Refused(Refusal::DeviceBusy {
                     name,
                     leases: leases as u32,
@@ -323,8 +325,14 @@ impl Server {
         }
     }
 
-    fn change_devices(&mut self, change: impl FnOnce(&mut Devices) -> Result<Change, Refusal>) -> Reply {
-        match change(&mut self.devices) {
+    /// Changes the devices for the client `id`, if it may.
+    fn change_devices(
+        &mut self,
+        id: u32,
+        change: impl FnOnce(&mut Devices) -> Result<Change, Refusal>,
+    ) -> Reply {
+        let allowed = self.connections.get(&id).map_or(Ok(()), Connection::check_owner);
+        match allowed.and_then(|()| change(&mut self.devices)) {
             Ok(change) => {
                 self.announce(&change);
                 Reply::Done
@@ -354,7 +362,7 @@ impl Server {
             }
         };
         info!(slot, device, pid = connection.pid(), "leased");
-        let heirloom = self.sockets.heirloom().filter(|_| connection.may_have_heirloom());
+        let heirloom = self.sockets.heirloom().filter(|_| connection.is_owner());
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(rx).chain(heirloom).collect();
         let lease = LeaseState {
             slot,
