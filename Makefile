@@ -46,7 +46,7 @@ bench: build ## speed, as ratios to plain UDP and TCP on the same path
 	@tests/bench/run $(BIN)
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (60)
-	@tests/setup build
+	@tests/setup fuzz
 	@fuzz/run $(FUZZ_SECONDS)
 
 deny: ## licences, advisories and sources of the dependencies
