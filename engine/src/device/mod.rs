@@ -129,7 +129,7 @@ impl Device {
         let shared = Shared {
             now,
             memory: &*self.memory,
-            keys: &self.keys,
+            keys: &mut self.keys,
             srqs: &mut self.srqs,
             events: &mut self.events,
             counters: &mut self.counters,
@@ -139,11 +139,11 @@ impl Device {
         Ok((qp, shared))
     }
 
-    /// A random key that no region has.
+    /// A random key for a new object.
     fn new_key(&mut self) -> u32 {
         loop {
             let key = self.rng.next_u32();
-            if key != 0 && !self.keys.contains(key) {
+            if self.keys.is_free(key) {
                 return key;
             }
         }

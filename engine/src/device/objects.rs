@@ -53,7 +53,7 @@ impl Device {
         iova: u64,
         access: Access,
     ) -> Result<MrInfo, VerbsError> {
-        room(self.keys.len(), self.limits.max_mr)?;
+        room(self.keys.regions(), self.limits.max_mr)?;
         let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if len == 0 || len > self.limits.max_mr_size || remote && !access.contains(Access::LOCAL_WRITE) {
             return Err(VerbsError::Invalid);
@@ -64,13 +64,13 @@ impl Device {
         let region = Region::new(pd, addr, len, iova, access).ok_or(VerbsError::Invalid)?;
         self.enter_pd(pd)?;
         let key = self.new_key();
-        self.keys.insert(key, region);
+        self.keys.insert_region(key, region);
         Ok(MrInfo { lkey: key, rkey: key })
     }
 
     /// Ends a registration. Work that still names it fails.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        let region = self.keys.remove(lkey).ok_or(VerbsError::NotFound)?;
+        let region = self.keys.remove_region(lkey)?;
         self.leave_pd(region.pd);
         Ok(())
     }

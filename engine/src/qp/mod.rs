@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use crate::device::{Counters, PdId, SrqId};
 use crate::memory::Memory;
-use crate::memory::keys::KeyTable;
+use crate::memory::keys::{KeyTable, Scope};
 use crate::queue::Cq;
 use crate::queue::rq::RecvQueue;
 use crate::queue::sq::SendQueue;
@@ -47,7 +47,7 @@ pub struct QpInit {
 pub(crate) struct Shared<'a> {
     pub now: Time,
     pub memory: &'a dyn Memory,
-    pub keys: &'a KeyTable,
+    pub keys: &'a mut KeyTable,
     pub srqs: &'a mut FxHashMap<SrqId, Srq>,
     pub events: &'a mut VecDeque<AsyncEvent>,
     pub counters: &'a mut Counters,
@@ -130,6 +130,11 @@ impl Qp {
             QpType::Ud => TransportClass::Ud,
             QpType::XrcSend | QpType::XrcRecv => TransportClass::Xrc,
         }
+    }
+
+    /// Which keys its peer may use.
+    pub fn scope(&self) -> Scope {
+        Scope { pd: self.init.pd }
     }
 
     /// Whether there may be something to send now.

@@ -104,7 +104,7 @@ impl Qp {
     fn take_data(&mut self, shared: &mut Shared<'_>, index: u64, wqe: &SendWqe, offset: u32, data: &[u8]) {
         let domain = Domain {
             pd: self.init.pd,
-            keys: shared.keys,
+            keys: &*shared.keys,
             memory: shared.memory,
         };
         let sges = self.sq.sges(index, wqe);

@@ -99,7 +99,7 @@ impl Qp {
             let len = u64::from(reth.dma_len);
             shared
                 .keys
-                .resolve(self.init.pd, reth.rkey, reth.va, len, Access::REMOTE_READ)
+                .remote(self.scope(), reth.rkey, reth.va, len, Access::REMOTE_READ)
                 .map_err(|_| Refusal::Access)?;
         }
         let packets = reth.dma_len.div_ceil(self.mtu).max(1);
@@ -120,7 +120,7 @@ impl Qp {
         }
         let addr = shared
             .keys
-            .resolve(self.init.pd, atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)
+            .remote(self.scope(), atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)
             .map_err(|_| Refusal::Access)?;
         if !addr.is_multiple_of(8) {
             return Err(Refusal::Invalid);

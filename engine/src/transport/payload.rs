@@ -97,7 +97,7 @@ impl Domain<'_> {
         let fault = Fault { addr: sge.addr };
         let va = sge.addr.checked_add(u64::from(offset)).ok_or(fault)?;
         self.keys
-            .resolve(self.pd, sge.lkey, va, len as u64, rights)
+            .local(self.pd, sge.lkey, va, len as u64, rights)
             .map_err(|_| fault)
     }
 }

@@ -105,7 +105,7 @@ impl Qp {
         }
         let domain = Domain {
             pd: self.recv_pd(shared),
-            keys: shared.keys,
+            keys: &*shared.keys,
             memory: shared.memory,
         };
         let responder = &mut self.responder;
@@ -150,7 +150,7 @@ impl Qp {
             let left = u64::from(target.left);
             shared
                 .keys
-                .resolve(self.init.pd, target.rkey, target.va, left, Access::REMOTE_WRITE)
+                .remote(self.scope(), target.rkey, target.va, left, Access::REMOTE_WRITE)
                 .map_err(|_| Refusal::Access)?
         };
         if position.last && roce.opcode().has_immdt() && !self.take_recv(shared) {

@@ -78,7 +78,7 @@ impl Qp {
         let va = reth.va.wrapping_add(u64::from(offset));
         shared
             .keys
-            .resolve(self.init.pd, reth.rkey, va, u64::from(len), Access::REMOTE_READ)
+            .remote(self.scope(), reth.rkey, va, u64::from(len), Access::REMOTE_READ)
             .map_err(|_| Refusal::Access)
     }
 

@@ -114,7 +114,7 @@ impl Qp {
         };
         let domain = Domain {
             pd: self.init.pd,
-            keys: shared.keys,
+            keys: &*shared.keys,
             memory: shared.memory,
         };
         let (sq, len) = (&self.sq, request.len());

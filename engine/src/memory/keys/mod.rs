@@ -1,0 +1,135 @@
+//! Memory keys: who may reach which memory by them, and where it lies in the process.
+//!
+//! A key is an index (its upper 24 bits) and a tag (the lower 8), both random. No two keys have the same index.
+
+mod region;
+
+use rustc_hash::FxHashMap;
+
+pub(crate) use region::Region;
+
+use crate::device::PdId;
+use crate::verbs::{Access, VerbsError};
+
+/// Bits of the tag.
+const TAG_BITS: u32 = 8;
+
+/// A key, range or right that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Denied;
+
+/// Whose keys a peer may use: those of the PD of the QP that it talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scope {
+    pub pd: PdId,
+}
+
+/// The keys of a device. `lkey` and `rkey` of a region are the same number.
+#[derive(Default)]
+pub(crate) struct KeyTable {
+    /// By index: the whole key, and what it stands for.
+    regions: FxHashMap<u32, (u32, Region)>,
+}
+
+/// The index of a key.
+fn index(key: u32) -> u32 {
+    key >> TAG_BITS
+}
+
+impl KeyTable {
+    /// The number of regions.
+    pub fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether a new object may have this key.
+    pub fn is_free(&self, key: u32) -> bool {
+        index(key) != 0 && !self.regions.contains_key(&index(key))
+    }
+
+    /// Adds a region under a key that is free.
+    pub fn insert_region(&mut self, key: u32, region: Region) {
+        self.regions.insert(index(key), (key, region));
+    }
+
+    /// Removes a region.
+    pub fn remove_region(&mut self, key: u32) -> Result<Region, VerbsError> {
+        self.region(key).map_err(|Denied| VerbsError::NotFound)?;
+        let (_, region) = self.regions.remove(&index(key)).ok_or(VerbsError::NotFound)?;
+        Ok(region)
+    }
+
+    /// The process address of `len` bytes at `va` of a work request's region, if its PD is `pd` and it has all `rights`.
+    #[inline]
+    pub fn local(&self, pd: PdId, lkey: u32, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
+        let region = self.region(lkey)?;
+        if region.pd != pd || !region.access.contains(rights) {
+            return Err(Denied);
+        }
+        region.locate(va, len)
+    }
+
+    /// The process address of `len` bytes at `va` of what a peer names, if that lies in its scope and has all `rights`.
+    #[inline]
+    pub fn remote(&self, scope: Scope, rkey: u32, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
+        self.local(scope.pd, rkey, va, len, rights)
+    }
+
+    /// The region of a key.
+    #[inline]
+    fn region(&self, key: u32) -> Result<&Region, Denied> {
+        match self.regions.get(&index(key)) {
+            Some((whole, region)) if *whole == key => Ok(region),
+            _ => Err(Denied),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PD: PdId = PdId(1);
+    const KEY: u32 = 0x0000_0705;
+
+    #[test]
+    fn checks_range_rights_and_domain() {
+        let mut keys = KeyTable::default();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        keys.insert_region(KEY, Region::new(PD, 0x1000, 0x100, 0x9_0000, access).unwrap());
+        let local = |key, va, len, rights| {
+            let local = keys.local(PD, key, va, len, rights);
+            assert_eq!(keys.remote(Scope { pd: PD }, key, va, len, rights), local);
+            local
+        };
+        assert_eq!(local(KEY, 0x9_0000, 0x100, Access::LOCAL_WRITE), Ok(0x1000));
+        assert_eq!(local(KEY, 0x9_00ff, 1, access), Ok(0x10ff));
+        assert_eq!(local(KEY, 0x9_00ff, 2, access), Err(Denied));
+        assert_eq!(local(KEY, 0x8_ffff, 1, access), Err(Denied));
+        assert_eq!(local(KEY, u64::MAX, 1, access), Err(Denied));
+        assert_eq!(local(KEY, 0x9_0001, u64::MAX, access), Err(Denied));
+        assert_eq!(local(KEY, 0x9_0000, 1, Access::REMOTE_WRITE), Err(Denied));
+        assert_eq!(local(KEY + 1, 0x9_0000, 1, access), Err(Denied), "another tag");
+        assert_eq!(local(KEY + 0x100, 0x9_0000, 1, access), Err(Denied));
+        assert_eq!(keys.local(PdId(2), KEY, 0x9_0000, 1, access), Err(Denied));
+        assert_eq!(keys.remove_region(KEY + 1).unwrap_err(), VerbsError::NotFound);
+        assert!(keys.remove_region(KEY).is_ok());
+        assert_eq!(keys.remove_region(KEY).unwrap_err(), VerbsError::NotFound);
+    }
+
+    #[test]
+    fn an_index_is_used_once() {
+        let mut keys = KeyTable::default();
+        assert!(!keys.is_free(0xff), "index 0 stands for no key");
+        assert!(keys.is_free(KEY));
+        keys.insert_region(KEY, Region::new(PD, 0, 1, 0, Access::empty()).unwrap());
+        assert!(!keys.is_free(KEY ^ 0xff) && keys.is_free(KEY ^ 0x100));
+        assert_eq!(keys.regions(), 1);
+    }
+
+    #[test]
+    fn refuses_wrapping_regions() {
+        assert!(Region::new(PD, u64::MAX, 2, 0, Access::empty()).is_none());
+        assert!(Region::new(PD, 0, 2, u64::MAX, Access::empty()).is_none());
+    }
+}

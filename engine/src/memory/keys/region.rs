@@ -1,0 +1,43 @@
+//! A registered memory region.
+
+use super::Denied;
+use crate::device::PdId;
+use crate::verbs::Access;
+
+/// A registered memory region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub pd: PdId,
+    /// Where it starts in the process.
+    addr: u64,
+    len: u64,
+    /// The address by which work requests and peers name its start.
+    iova: u64,
+    pub access: Access,
+}
+
+impl Region {
+    /// A region; `None` if it wraps around in either address space.
+    pub fn new(pd: PdId, addr: u64, len: u64, iova: u64, access: Access) -> Option<Region> {
+        addr.checked_add(len)?;
+        iova.checked_add(len)?;
+        Some(Region {
+            pd,
+            addr,
+            len,
+            iova,
+            access,
+        })
+    }
+
+    /// The process address of `len` bytes at `va`, if they lie in the region. Rights are not looked at.
+    #[inline]
+    pub fn locate(&self, va: u64, len: u64) -> Result<u64, Denied> {
+        let offset = va.checked_sub(self.iova).ok_or(Denied)?;
+        let end = offset.checked_add(len).ok_or(Denied)?;
+        if end > self.len {
+            return Err(Denied);
+        }
+        Ok(self.addr + offset)
+    }
+}
