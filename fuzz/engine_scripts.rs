@@ -11,6 +11,12 @@ const WRITE: &[u8] = &[1, 0x80, 0];
 const WRITE_IMM: &[u8] = &[2, 0x80, 0, 1, 2, 3, 4];
 const READ: &[u8] = &[3, 0x80, 0];
 const COMPARE_SWAP: &[u8] = &[4, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+/// By the key of window 2, which is of type 2.
+const WINDOW_WRITE: &[u8] = &[0x41, 2, 0x20, 0];
+const SEND_INV: &[u8] = &[0x40, 2, 0, 0];
+const LOCAL_INV: &[u8] = &[0x46, 2, 0, 0];
+/// Binds window 2 to 4096 bytes from 0x2000 on, under tag 5.
+const BIND: &[u8] = &[14, 0, 0, 0x8a, 5, 0x20, 0, 0x20, 0];
 const FETCH_ADD: &[u8] = &[5, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 impl Script {
@@ -35,6 +41,11 @@ impl Script {
     fn send(self, qp: u8, kind: &[u8], len: u16) -> Script {
         let [high, low] = len.to_be_bytes();
         self.act(qp, 0, &[kind, &[2, 0x25, 0x40, 0, high, low]].concat())
+    }
+
+    /// Posts a signaled send that has no data, and does it.
+    fn local(self, qp: u8, kind: &[u8]) -> Script {
+        self.act(qp, 0, &[kind, &[2]].concat()).transmit().poll()
     }
 
     fn transmit(self) -> Script {
@@ -187,6 +198,32 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
                 .send(0, COMPARE_SWAP, 8)
                 .send(0, FETCH_ADD, 8)
                 .exchange(2, 2),
+        ),
+        (
+            "rc-window",
+            new()
+                .local(1, BIND)
+                .send(0, WINDOW_WRITE, 100)
+                .exchange(1, 1)
+                .local(1, LOCAL_INV)
+                .send(0, WINDOW_WRITE, 100)
+                .exchange(1, 1),
+        ),
+        (
+            "rc-send-inv",
+            new()
+                .local(1, BIND)
+                .receive(1, 100)
+                .send(0, SEND_INV, 100)
+                .exchange(1, 1),
+        ),
+        (
+            "uc-window",
+            new()
+                .local(2, BIND)
+                .send(3, WINDOW_WRITE, 100)
+                .exchange(1, 0)
+                .local(2, BIND),
         ),
         (
             "rc-forged",

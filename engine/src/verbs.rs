@@ -63,6 +63,16 @@ pub enum QpType {
     XrcRecv = 10,
 }
 
+/// Type of a memory window (`enum ibv_mw_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum MwType {
+    /// For all QPs of its PD; bound, again and again, by `ibv_bind_mw`.
+    Type1 = 1,
+    /// For the QP by which it was bound (2B of the specification); to be invalidated before it is bound again.
+    Type2 = 2,
+}
+
 /// QP state (`enum ibv_qp_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -334,8 +344,34 @@ pub enum Operation {
         /// Addend.
         add: u64,
     },
-    /// Invalidate a local key.
+    /// Invalidate the key of a type 2 memory window.
     LocalInvalidate(u32),
+    /// Bind a memory window.
+    BindMw(MwBind),
+}
+
+impl Operation {
+    /// Whether it is done here, and no packet is sent.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Operation::LocalInvalidate(_) | Operation::BindMw(_))
+    }
+}
+
+/// What a memory window is bound to (`struct ibv_mw_bind_info`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window.
+    pub window: crate::device::MwId,
+    /// Its new key, of which only the lowest 8 bits count.
+    pub rkey: u32,
+    /// The region; any if `len` is 0.
+    pub lkey: u32,
+    /// Where it starts, in the terms of the region.
+    pub addr: u64,
+    /// Bytes; 0 ends the binding of a type 1 window.
+    pub len: u64,
+    /// What peers may do. With [`Access::ZERO_BASED`] they name its start by 0, else by `addr`.
+    pub access: Access,
 }
 
 /// The destination of a UD send.
@@ -509,6 +545,7 @@ from_number!(QpType {
     XrcSend,
     XrcRecv
 });
+from_number!(MwType { Type1, Type2 });
 from_number!(QpState {
     Reset,
     Init,

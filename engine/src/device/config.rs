@@ -14,6 +14,10 @@ pub struct PdId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrqId(pub u32);
 
+/// A memory window: the index of its keys (their upper 24 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MwId(pub(crate) u32);
+
 /// The keys of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrInfo {
@@ -53,6 +57,8 @@ pub struct Limits {
     pub max_mr: u32,
     /// Bytes of a region.
     pub max_mr_size: u64,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// Shared receive queues.
@@ -76,6 +82,7 @@ impl Default for Limits {
             max_cqe: 4 << 20,
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
+            max_mw: 1 << 20,
             max_pd: 65536,
             max_srq: 16384,
             max_srq_wr: 1 << 20,

@@ -92,12 +92,8 @@ impl Device {
                 }
             }
         }
-        while let Some(parting) = self.partings.last() {
-            if parting.transmit(link) == Err(TransmitError::Full) {
-                return Progress::Full;
-            }
-            self.counters.transport_tx += 1;
-            self.partings.pop();
+        if !self.transmit_partings(link) {
+            return Progress::Full;
         }
         let mut left = BATCH;
         while let Some(qpn) = self.ready.pop_front() {
@@ -135,11 +131,25 @@ impl Device {
                 break;
             }
         }
-        if self.ready.is_empty() {
+        if !self.transmit_partings(link) {
+            Progress::Full
+        } else if self.ready.is_empty() {
             Progress::Idle
         } else {
             Progress::More
         }
+    }
+
+    /// Gives the responses that belong to no QP's turn to the link; false when that is full.
+    fn transmit_partings(&mut self, link: &mut dyn Transmit) -> bool {
+        while let Some(parting) = self.partings.last() {
+            if parting.transmit(link) == Err(TransmitError::Full) {
+                return false;
+            }
+            self.counters.transport_tx += 1;
+            self.partings.pop();
+        }
+        true
     }
 
     /// After a QP changed: puts it into the list of those that have something to send, and sets its alarm.

@@ -22,7 +22,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustc_hash::FxHashMap;
 
 pub use crate::qp::QpInit;
-pub use config::{Acks, DeviceConfig, Limits, MrInfo, PdId, Progress, SrqAttr, SrqId};
+pub use config::{Acks, DeviceConfig, Limits, MrInfo, MwId, PdId, Progress, SrqAttr, SrqId};
 pub(crate) use counters::Counters;
 
 use crate::memory::Memory;
@@ -62,7 +62,7 @@ pub struct Device {
     /// QPs that have nothing but an acknowledgement to send, which waits since `held_since`.
     held: VecDeque<u32>,
     held_since: Time,
-    /// Answers of QPs that are gone.
+    /// Answers that do not wait for the turns of their QPs, which may be gone.
     partings: Vec<Parting>,
     /// When QPs want [`Device::handle_timeouts`]; entries may be stale.
     alarms: BinaryHeap<Reverse<(Time, u32)>>,

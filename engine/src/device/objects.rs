@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Device, MrInfo, PdId, SrqAttr, SrqId};
-use crate::memory::keys::Region;
+use super::{Device, MrInfo, MwId, PdId, SrqAttr, SrqId};
+use crate::memory::keys::{Region, Window, index};
 use crate::queue::rq::RecvQueue;
 use crate::queue::srq::Srq;
 use crate::queue::{Cq, CqNotify};
-use crate::verbs::{Access, RecvWr, VerbsError};
+use crate::verbs::{Access, MwType, RecvWr, VerbsError};
 
 impl Device {
     /// Makes a protection domain.
@@ -18,7 +18,7 @@ impl Device {
         Ok(pd)
     }
 
-    /// Ends a protection domain. EBUSY while it has regions, SRQs or QPs.
+    /// Ends a protection domain. EBUSY while it has regions, windows, SRQs or QPs.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
         match self.pds.get(&pd) {
             None => Err(VerbsError::NotFound),
@@ -68,10 +68,26 @@ impl Device {
         Ok(MrInfo { lkey: key, rkey: key })
     }
 
-    /// Ends a registration. Work that still names it fails.
+    /// Ends a registration. Work that still names it fails. EBUSY while memory windows are bound to it.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), VerbsError> {
         let region = self.keys.remove_region(lkey)?;
         self.leave_pd(region.pd);
+        Ok(())
+    }
+
+    /// Makes a memory window; gives its first key, which opens nothing until the window is bound.
+    pub fn alloc_mw(&mut self, pd: PdId, mw_type: MwType) -> Result<(MwId, u32), VerbsError> {
+        room(self.keys.windows(), self.limits.max_mw)?;
+        self.enter_pd(pd)?;
+        let key = self.new_key();
+        self.keys.insert_window(Window::new(pd, mw_type, key));
+        Ok((MwId(index(key)), key))
+    }
+
+    /// Ends a memory window, bound or not.
+    pub fn dealloc_mw(&mut self, window: MwId) -> Result<(), VerbsError> {
+        let window = self.keys.remove_window(window.0)?;
+        self.leave_pd(window.pd);
         Ok(())
     }
 

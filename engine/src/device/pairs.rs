@@ -82,6 +82,7 @@ impl Device {
         if let Some(srq) = init.srq.and_then(|id| self.srqs.get_mut(&id)) {
             srq.users = srq.users.saturating_sub(1);
         }
+        self.keys.release_qp(qpn);
         self.leave_pd(init.pd);
         Ok(())
     }

@@ -62,7 +62,13 @@ fn objects_in_use_are_busy() {
     dev.destroy_srq(srq).unwrap();
     assert_eq!(dev.dealloc_pd(pd), Err(VerbsError::Busy), "the region is left");
     dev.dereg_mr(mr.lkey).unwrap();
+    let (window, key) = dev.alloc_mw(pd, MwType::Type1).unwrap();
+    assert_eq!(dev.dereg_mr(key), Err(VerbsError::NotFound), "no region");
+    assert_eq!(dev.dealloc_pd(pd), Err(VerbsError::Busy), "the window is left");
+    dev.dealloc_mw(window).unwrap();
+    assert_eq!(dev.dealloc_mw(window), Err(VerbsError::NotFound));
     dev.dealloc_pd(pd).unwrap();
+    assert_eq!(dev.alloc_mw(pd, MwType::Type1), Err(VerbsError::Invalid));
     assert_eq!(dev.reg_mr(pd, 0, 1, 0, Access::empty()), Err(VerbsError::Invalid));
 }
 
@@ -72,6 +78,7 @@ fn limits_are_enforced() {
         max_qp: 1,
         max_pd: 1,
         max_mr: 1,
+        max_mw: 1,
         max_cq: 1,
         max_cqe: 8,
         ..Limits::default()
@@ -95,6 +102,10 @@ fn limits_are_enforced() {
         dev.reg_mr(pd, 0, 1, 0, Access::empty()),
         Err(VerbsError::NoMemory)
     );
+    let (window, _) = dev.alloc_mw(pd, MwType::Type1).unwrap();
+    assert_eq!(dev.alloc_mw(pd, MwType::Type2), Err(VerbsError::NoMemory));
+    dev.dealloc_mw(window).unwrap();
+    dev.alloc_mw(pd, MwType::Type2).unwrap();
 }
 
 #[test]

@@ -15,6 +15,7 @@ impl Qp {
                 Operation::CompareSwap { .. } => WcOpcode::CompSwap,
                 Operation::FetchAdd { .. } => WcOpcode::FetchAdd,
                 Operation::LocalInvalidate(_) => WcOpcode::LocalInv,
+                Operation::BindMw(_) => WcOpcode::BindMw,
             };
             let wc = Wc {
                 wr_id: wqe.wr_id,

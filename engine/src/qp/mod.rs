@@ -52,7 +52,7 @@ pub(crate) struct Shared<'a> {
     pub events: &'a mut VecDeque<AsyncEvent>,
     pub counters: &'a mut Counters,
     pub cost: &'a PacketCost,
-    /// Answers that outlive their QPs.
+    /// Answers that do not wait for their QPs' turns.
     pub partings: &'a mut Vec<Parting>,
 }
 
@@ -132,9 +132,12 @@ impl Qp {
         }
     }
 
-    /// Which keys its peer may use.
+    /// Which keys it and its peer may use.
     pub fn scope(&self) -> Scope {
-        Scope { pd: self.init.pd }
+        Scope {
+            pd: self.init.pd,
+            qpn: self.qpn,
+        }
     }
 
     /// Whether there may be something to send now.

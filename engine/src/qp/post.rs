@@ -16,7 +16,11 @@ impl Qp {
             self.flushed_send(shared, wr.wr_id);
             return Ok(());
         }
-        let packets = length.div_ceil(self.mtu).max(1);
+        let packets = if wr.operation.is_local() {
+            0
+        } else {
+            length.div_ceil(self.mtu).max(1)
+        };
         let numbers = self.requester.numbers(packets);
         self.sq
             .post(wr, length, numbers, |addr, into| shared.memory.read(addr, into))?;
@@ -57,7 +61,8 @@ impl Qp {
             Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
                 qp_type == QpType::Rc && !inline && addr.is_multiple_of(8) && length == 8
             }
-            Operation::SendInv(_) | Operation::LocalInvalidate(_) => false,
+            Operation::SendInv(_) => qp_type == QpType::Rc,
+            Operation::BindMw(_) | Operation::LocalInvalidate(_) => connected && wr.sges.is_empty(),
         };
         if ok { Ok(()) } else { Err(VerbsError::Invalid) }
     }

@@ -142,6 +142,7 @@ impl Qp {
         if at == from {
             return;
         }
+        self.complete_local(shared);
         self.requester.acked(shared.now, &self.attr, at, cost);
         if self.requester.send < at {
             let cursor = self.sq.find(at);

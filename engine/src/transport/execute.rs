@@ -4,6 +4,7 @@ use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
 
 use super::receive::{Position, Refusal};
 use super::resources::{Answer, Resource};
+use super::responder::Response;
 use crate::memory::AtomicOp;
 use crate::qp::{Qp, Shared};
 use crate::verbs::{Access, AsyncEvent, QpState, WcStatus};
@@ -177,6 +178,10 @@ impl Qp {
                 shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
                 NakCode::RemoteAccess
             }
+            Refusal::Invalidation => {
+                self.fail_recv(shared, WcStatus::RemInvReqErr);
+                NakCode::RemoteAccess
+            }
             Refusal::TargetFault => {
                 shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
                 NakCode::RemoteOperational
@@ -187,8 +192,26 @@ impl Qp {
         self.enter_error(shared);
     }
 
-    /// The answer to this READ can't be read: NAK of that packet, and ERR.
+    /// The answer to this READ can't be read: NAK of that packet, and ERR. If it was answered before, the peer may long
+    /// have the answer, and this be a late copy of its request: the NAK will tell it, if it still waits.
     pub(super) fn refuse_resource(&mut self, shared: &mut Shared<'_>, resource: &Resource, refusal: Refusal) {
+        if let (true, Some(path)) = (resource.was_answered(), self.attr.path) {
+            let code = match refusal {
+                Refusal::Access => NakCode::RemoteAccess,
+                _ => NakCode::RemoteOperational,
+            };
+            let response = Response {
+                psn: resource.psn.add(resource.next),
+                syndrome: Syndrome::Nak(code),
+                msn: resource.msn,
+            };
+            shared.partings.push(self.parting_of(response, path));
+            shared.counters.tx_nak_error += 1;
+            if let Some(resource) = self.responder.resources.due() {
+                resource.stop();
+            }
+            return;
+        }
         self.responder.epsn = resource.psn.add(resource.next);
         self.responder.resources.clear();
         self.refuse(shared, refusal);

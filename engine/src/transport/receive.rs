@@ -1,6 +1,6 @@
 //! SEND and WRITE packets at the responder, whatever the transport: where their payload goes, and what completes.
 
-use ferroce_wire::{Kind, Opcode, RocePacket};
+use ferroce_wire::{Opcode, RocePacket};
 
 use super::payload::Domain;
 use super::responder::{Message, Target};
@@ -50,6 +50,8 @@ pub(super) enum Refusal {
     Access,
     /// The memory it names is registered, but not there.
     TargetFault,
+    /// The key that it wants invalidated can't be.
+    Invalidation,
 }
 
 impl Qp {
@@ -62,7 +64,7 @@ impl Qp {
     ) -> Result<(), Refusal> {
         let opcode = roce.opcode();
         let position = Position::of(opcode);
-        let kind = if opcode.is_send() && !matches!(opcode.kind(), Kind::SendLastInv | Kind::SendOnlyInv) {
+        let kind = if opcode.is_send() {
             Message::Send
         } else if opcode.is_write() {
             Message::Write
@@ -74,7 +76,13 @@ impl Qp {
             return Err(Refusal::Invalid);
         }
         match kind {
-            Message::Send => self.place(shared, position.first, roce.payload())?,
+            Message::Send => {
+                self.place(shared, position.first, roce.payload())?;
+                if let Some(ieth) = roce.ieth() {
+                    let invalidated = shared.keys.invalidate(self.scope(), ieth.rkey);
+                    invalidated.map_err(|_| Refusal::Invalidation)?;
+                }
+            }
             Message::Write => self.write(shared, roce, position)?,
         }
         self.responder.message = (!position.last).then_some(kind);
@@ -213,6 +221,10 @@ impl Qp {
         if let Some(immdt) = roce.immdt() {
             wc.imm = u32::from_ne_bytes(immdt.data);
             wc.flags |= WcFlags::WITH_IMM;
+        }
+        if let Some(ieth) = roce.ieth() {
+            wc.imm = ieth.rkey;
+            wc.flags |= WcFlags::WITH_INV;
         }
         self.push_recv(shared, wc, roce.bth().solicited);
     }

@@ -1,6 +1,6 @@
 //! One request packet of a send WQE: its opcode, headers and payload.
 
-use ferroce_wire::{AtomicEth, Bth, Deth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass};
+use ferroce_wire::{AtomicEth, Bth, Deth, Ieth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass};
 
 use super::payload::Domain;
 use crate::memory::Fault;
@@ -43,6 +43,12 @@ impl Request {
                 Kind::SendMiddle,
                 Kind::SendLastImm,
             ),
+            Operation::SendInv(_) => of_message(
+                Kind::SendOnlyInv,
+                Kind::SendFirst,
+                Kind::SendMiddle,
+                Kind::SendLastInv,
+            ),
             Operation::Write { .. } => of_message(
                 Kind::WriteOnly,
                 Kind::WriteFirst,
@@ -58,7 +64,7 @@ impl Request {
             Operation::Read { .. } => Kind::ReadRequest,
             Operation::CompareSwap { .. } => Kind::CompareSwap,
             Operation::FetchAdd { .. } => Kind::FetchAdd,
-            Operation::SendInv(_) | Operation::LocalInvalidate(_) => return None,
+            Operation::LocalInvalidate(_) | Operation::BindMw(_) => return None,
         };
         let offset = index * mtu;
         let left = wqe.length.saturating_sub(offset);
@@ -148,6 +154,7 @@ impl Request {
                 }
                 .emit(out);
             }
+            Operation::SendInv(rkey) if self.opcode.has_ieth() => Ieth { rkey }.emit(out),
             Operation::CompareSwap {
                 addr,
                 rkey,

@@ -41,6 +41,11 @@ pub(crate) struct Requester {
     pub una: u64,
     /// Index of the WQE that `send` belongs to.
     pub cursor: u64,
+    /// Index of the first WQE that was never begun: no packet of it was sent, or it is local and was not done. What is
+    /// local is done once, so going back stops short of nothing but what is before this.
+    pub begun: u64,
+    /// WQEs ever posted, which is the index of the next one.
+    posted: u64,
     /// Nothing from this sequence number on is sent while the queue drains (SQD).
     drain: Option<u64>,
     /// The end of the drain is to be told.
@@ -79,6 +84,7 @@ impl Requester {
         self.send = self.tail;
         self.sent = self.tail;
         self.una = self.tail;
+        self.begun = self.posted;
         self.wait = Wait::No;
         self.drain = None;
         self.deadline = None;
@@ -86,15 +92,17 @@ impl Requester {
         self.boundaries.clear();
     }
 
-    /// First sequence number, number of packets and send sequence number of the next WQE.
+    /// First sequence number, number of packets and send sequence number of the next WQE: a local one has no packets,
+    /// and is no message.
     pub fn numbers(&self, packets: u32) -> (u64, u32, u64) {
-        (self.tail, packets, self.ssn + 1)
+        (self.tail, packets, self.ssn + u64::from(packets > 0))
     }
 
     /// A WQE of so many packets was posted.
     pub fn posted(&mut self, packets: u32) {
         self.tail += u64::from(packets);
-        self.ssn += 1;
+        self.ssn += u64::from(packets > 0);
+        self.posted += 1;
     }
 
     /// The PSN on the wire of a sequence number.
@@ -119,9 +127,19 @@ impl Requester {
         self.una < self.sent
     }
 
-    /// Whether there is a packet to send, and nothing to wait for.
+    /// Whether there is a packet to send or local work to do, and nothing to wait for. A queue that drains begins no
+    /// more WQEs.
     pub fn has_work(&self) -> bool {
-        self.wait == Wait::No && self.send < self.drain.unwrap_or(self.tail)
+        let more = match self.drain {
+            Some(end) => self.send < end,
+            None => self.send < self.tail || self.begun < self.posted,
+        };
+        self.wait == Wait::No && more
+    }
+
+    /// The WQE with this index is begun: it is local and done, or a packet of it is sent.
+    pub fn begin(&mut self, index: u64) {
+        self.begun = self.begun.max(index + 1);
     }
 
     /// When a timer runs out.
@@ -243,7 +261,7 @@ impl Requester {
     /// What is before `to` need not be sent again, even if it could not be.
     pub fn skip_to(&mut self, to: u64, cursor: u64) {
         self.send = to;
-        self.cursor = cursor;
+        self.cursor = cursor.min(self.begun);
         if matches!(self.wait, Wait::Failed(_)) {
             self.wait = Wait::No;
         }
@@ -331,7 +349,7 @@ impl Requester {
 
     fn rewind(&mut self, cursor: u64) {
         self.send = self.una;
-        self.cursor = cursor;
+        self.cursor = cursor.min(self.begun);
         self.data_requests.clear();
         self.round_trip.abandon();
         self.window.rewind();

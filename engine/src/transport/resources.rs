@@ -61,8 +61,13 @@ impl Resource {
     }
 
     /// Whether the whole answer has left once: the peer may have it, although it asked again.
-    fn was_answered(&self) -> bool {
+    pub fn was_answered(&self) -> bool {
         self.sent >= self.packets
+    }
+
+    /// What is due of the answer is not sent.
+    pub fn stop(&mut self) {
+        self.end = self.next;
     }
 
     /// Whether the next packet is the first of the answer.

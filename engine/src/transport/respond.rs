@@ -157,7 +157,8 @@ impl Qp {
         }
     }
 
-    fn parting_of(&self, response: Response, path: Path) -> Parting {
+    /// A response that does not wait for this QP's turn.
+    pub(super) fn parting_of(&self, response: Response, path: Path) -> Parting {
         Parting {
             path,
             dest_qpn: self.attr.dest_qpn,

@@ -16,7 +16,7 @@ pub(crate) struct Response {
     pub msn: u32,
 }
 
-/// A response that outlives its QP, with where it goes.
+/// A response that is not of the state of its QP, which may be gone, with where it goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parting {
     pub path: Path,

@@ -6,6 +6,7 @@ use super::payload::Domain;
 use super::request::Request;
 use super::window::PacketCost;
 use crate::link::{Path, Transmit, TransmitError};
+use crate::memory::keys::Denied;
 use crate::qp::{Qp, Shared, Turn};
 use crate::queue::sq::SendWqe;
 use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, WcStatus};
@@ -15,7 +16,7 @@ const OWN_QKEY: u32 = 1 << 31;
 
 /// What became of the next request.
 enum Step {
-    Sent,
+    Done,
     /// Nothing can be sent now.
     Waits,
     /// The link is full.
@@ -60,7 +61,7 @@ impl Qp {
                 return Turn::More;
             }
             match self.transmit_request(shared, link) {
-                Step::Sent => *quantum -= 1,
+                Step::Done => *quantum -= 1,
                 Step::Waits => return Turn::Idle,
                 Step::Full => return Turn::Full,
             }
@@ -73,13 +74,16 @@ impl Qp {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
-    /// Gives the packet at the cursor to the link.
+    /// Gives the packet at the cursor to the link, or does the local work there.
     fn transmit_request(&mut self, shared: &mut Shared<'_>, link: &mut dyn Transmit) -> Step {
         let seq = self.requester.send;
         let index = self.cursor_for(seq);
         let Some(wqe) = self.sq.get(index).copied() else {
             return Step::Waits;
         };
+        if wqe.operation.is_local() {
+            return self.execute_local(shared, index, &wqe);
+        }
         let reliable = self.init.qp_type == QpType::Rc;
         let Some(mut request) = Request::new(self.class(), &wqe, (seq - wqe.first) as u32, self.mtu) else {
             return self.fail_at(shared, index, WcStatus::LocQpOpErr);
@@ -127,6 +131,7 @@ impl Qp {
             Ok(()) => {}
         }
         shared.counters.transport_tx += 1;
+        self.requester.begin(index);
         if reliable {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
             let answered = request.ack_request || wqe.awaits_data();
@@ -145,7 +150,40 @@ impl Qp {
                 self.check_drained(shared);
             }
         }
-        Step::Sent
+        Step::Done
+    }
+
+    /// Does a WQE that sends no packet. It completes in order; until then, going back goes past it.
+    fn execute_local(&mut self, shared: &mut Shared<'_>, index: u64, wqe: &SendWqe) -> Step {
+        // An invalidation is behind everything before it, fenced or not (IBTA 10.6.5.1).
+        let waits = match wqe.operation {
+            Operation::LocalInvalidate(_) => index > self.sq.head(),
+            _ => wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_data(),
+        };
+        if waits {
+            self.requester.wait_for_ack();
+            return Step::Waits;
+        }
+        let done = match wqe.operation {
+            Operation::LocalInvalidate(key) => shared.keys.invalidate(self.scope(), key),
+            Operation::BindMw(bind) => shared.keys.bind(self.scope(), &bind),
+            _ => Err(Denied),
+        };
+        if done.is_err() {
+            return self.fail_at(shared, index, WcStatus::MwBindErr);
+        }
+        self.requester.begin(index);
+        self.complete_local(shared);
+        Step::Done
+    }
+
+    /// Completes the oldest WQEs as long as they are local and done.
+    pub fn complete_local(&mut self, shared: &mut Shared<'_>) {
+        while self.sq.head() < self.requester.begun
+            && self.sq.front().is_some_and(|wqe| wqe.operation.is_local())
+        {
+            self.complete_send(shared);
+        }
     }
 
     /// How much of its data a READ or atomic asks for with one request: packets of the response, and their cost. No
@@ -191,10 +229,14 @@ impl Qp {
         self.attr.path
     }
 
-    /// The WQE that a sequence number at or after the cursor's belongs to; moves the cursor there.
+    /// The WQE that a sequence number at or after the cursor's belongs to, or local work before that which is yet to be
+    /// done; moves the cursor there.
     fn cursor_for(&mut self, seq: u64) -> u64 {
         let mut index = self.requester.cursor.max(self.sq.head());
-        while self.sq.get(index).is_some_and(|wqe| wqe.end() <= seq) {
+        let passed = |wqe: &SendWqe, index| {
+            wqe.end() <= seq && !(wqe.operation.is_local() && index >= self.requester.begun)
+        };
+        while self.sq.get(index).is_some_and(|wqe| passed(wqe, index)) {
             index += 1;
         }
         self.requester.cursor = index;

@@ -6,3 +6,4 @@ mod rc;
 mod recovery;
 mod uc;
 mod ud;
+mod windows;

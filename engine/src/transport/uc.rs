@@ -40,7 +40,9 @@ impl Qp {
         match refusal {
             Refusal::NoReceive | Refusal::TooLong => shared.counters.drop_no_receive += 1,
             Refusal::Invalid => shared.counters.drop_sequence += 1,
-            Refusal::Access | Refusal::TargetFault => shared.counters.drop_access += 1,
+            Refusal::Access | Refusal::TargetFault | Refusal::Invalidation => {
+                shared.counters.drop_access += 1
+            }
             Refusal::ReceiveFault => {
                 self.fail_recv(shared, WcStatus::LocProtErr);
                 self.enter_error(shared);

@@ -112,7 +112,13 @@ impl Node {
         let pd = device.alloc_pd().unwrap();
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let key = device
-            .reg_mr(pd, BUF, BUF_LEN as u64, BUF, Access::LOCAL_WRITE | remote)
+            .reg_mr(
+                pd,
+                BUF,
+                BUF_LEN as u64,
+                BUF,
+                Access::LOCAL_WRITE | Access::MW_BIND | remote,
+            )
             .unwrap();
         let cq = device.create_cq(256, 0, None).unwrap();
         let cap = QpCap {
@@ -212,6 +218,24 @@ impl Node {
             length: len as u32,
             lkey: self.key.lkey,
         }
+    }
+
+    /// Binds a new memory window of type 2 to the first 4096 bytes; gives its key.
+    pub fn bind_window(&mut self) -> u32 {
+        let pd = self.device.query_qp(self.qpn).unwrap().1.pd;
+        let (window, old) = self.device.alloc_mw(pd, MwType::Type2).unwrap();
+        let rkey = old & !0xff | (old + 1) & 0xff;
+        let bind = MwBind {
+            window,
+            rkey,
+            lkey: self.key.lkey,
+            addr: BUF,
+            len: 4096,
+            access: Access::REMOTE_WRITE,
+        };
+        self.post_send(0, Operation::BindMw(bind), SendFlags::empty(), 0, false);
+        assert!(self.transmit().is_empty(), "a bind sends nothing");
+        rkey
     }
 
     /// Posts a receive of so many bytes.

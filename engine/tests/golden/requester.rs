@@ -17,6 +17,8 @@ struct Client<'a> {
     options: Options,
     node: Node,
     remote: Remote,
+    /// Keys that SENDs invalidate, in order.
+    windows: VecDeque<u32>,
     ops: VecDeque<Op>,
     /// The operation under way.
     current: Option<Op>,
@@ -30,6 +32,9 @@ impl Client<'_> {
         let Some(op) = self.ops.pop_front() else { return };
         let ud = self.options.qp_type == QpType::Ud;
         self.node.fill(&op.pattern(0, op.len));
+        if op.work == Work::SendInv {
+            self.remote.window = self.windows.pop_front().unwrap();
+        }
         for k in 0..op.count {
             let operation = op.operation(&self.remote);
             self.node
@@ -114,11 +119,10 @@ fn remote(captured: &[Captured], ops: &[Op]) -> Remote {
     } else {
         0
     };
-    let window = headers().find(|headers| headers.bth.opcode.has_ieth());
     Remote {
         addr: base(captured).unwrap_or(0),
         rkey: rkey.unwrap_or(0) ^ wrong,
-        window: window.map_or(0, |headers| headers.ieth.rkey),
+        window: 0,
     }
 }
 
@@ -131,6 +135,12 @@ pub fn replay(case: &Case) {
     let mut client = Client {
         case,
         remote: remote(&captured, &ops),
+        windows: captured
+            .iter()
+            .map(|c| &c.packet.headers)
+            .filter(|headers| headers.bth.opcode.has_ieth())
+            .map(|headers| headers.ieth.rkey)
+            .collect(),
         node: Node::new(Role::Client, &options, peer),
         options,
         ops: ops.into(),

@@ -17,6 +17,8 @@ struct Server<'a> {
     case: &'a Case,
     options: Options,
     node: Node,
+    /// Key of the window that was bound last.
+    window: u32,
     /// The operation under way, and its last packet.
     current: Option<(Op, Captured)>,
 }
@@ -33,6 +35,9 @@ impl Server<'_> {
             Work::Read => self.node.fill(&op.pattern(0, op.len)),
             Work::CompareSwap | Work::FetchAdd => self.node.fill(&op.original.to_ne_bytes()),
             _ => self.node.fill(&[]),
+        }
+        if op.work == Work::SendInv {
+            self.window = self.node.bind_window();
         }
         if !op.late {
             self.post(op);
@@ -98,6 +103,9 @@ impl Server<'_> {
             if flags.contains(WcFlags::WITH_IMM) {
                 assert_eq!(wc.imm, op.imm(), "{name}: {op:?}");
             }
+            if flags.contains(WcFlags::WITH_INV) {
+                assert_eq!(wc.imm, self.window, "{name}: {op:?}");
+            }
         }
     }
 
@@ -146,8 +154,8 @@ fn check_grh(area: &[u8], network: &Network) {
 }
 
 /// The client's packet as it would be, had it been told of our server.
-fn readdress(packet: &Packet, node: &Node, base: u64, op: &Op) -> Packet {
-    let mut packet = packet.clone();
+fn readdress(packet: &Packet, server: &Server<'_>, base: u64, op: &Op) -> Packet {
+    let (mut packet, node) = (packet.clone(), &server.node);
     let rkey = if op.bad_key {
         node.key.rkey ^ 0x5500
     } else {
@@ -161,6 +169,7 @@ fn readdress(packet: &Packet, node: &Node, base: u64, op: &Op) -> Packet {
     headers.reth.rkey = rkey;
     headers.atomic_eth.va = headers.atomic_eth.va.wrapping_sub(base).wrapping_add(BUF);
     headers.atomic_eth.rkey = rkey;
+    headers.ieth.rkey = server.window;
     packet
 }
 
@@ -205,6 +214,7 @@ pub fn replay(case: &Case) {
         case,
         node: Node::new(Role::Server, &options, peer),
         options,
+        window: 0,
         current: None,
     };
     let mut sent: Vec<Packet> = Vec::new();
@@ -225,7 +235,7 @@ pub fn replay(case: &Case) {
         if case.dropped.contains(&n) {
             continue;
         }
-        let packet = readdress(&captured.packet, &server.node, base, op);
+        let packet = readdress(&captured.packet, &server, base, op);
         server.node.receive(captured, &packet);
         sent.extend(server.node.transmit());
     }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, MwId, PdId, Progress, QpInit, SrqId};
 use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
@@ -139,6 +139,8 @@ struct World {
     pd: PdId,
     /// A region of everything, and one that is read only.
     keys: [u32; 2],
+    /// Windows of both types, with a key that they had; `None` when deallocated.
+    windows: [Option<(MwId, u32)>; 4],
     cqs: [Arc<Cq>; 2],
     srq: SrqId,
     qpns: Vec<u32>,
@@ -172,10 +174,13 @@ impl World {
             window: Box::new(|_| 16 << 10),
         });
         let pd = device.alloc_pd().unwrap();
-        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let all = Access::LOCAL_WRITE | Access::MW_BIND | remote;
         let whole = device.reg_mr(pd, BASE, LEN as u64, BASE, all).unwrap();
+        let windows = [MwType::Type1, MwType::Type1, MwType::Type2, MwType::Type2]
+            .map(|mw_type| device.alloc_mw(pd, mw_type).ok());
         let fixed = device
-            .reg_mr(pd, BASE, LEN as u64, 0, Access::REMOTE_READ)
+            .reg_mr(pd, BASE, LEN as u64, 0, Access::REMOTE_READ | Access::MW_BIND)
             .unwrap();
         let capacity = if choice & 0x80 == 0 { 1024 } else { 5 };
         let cqs = [(); 2].map(|()| device.create_cq(capacity, 0, None).unwrap());
@@ -211,6 +216,7 @@ impl World {
             now: Time::from_nanos(1),
             pd,
             keys: [whole.lkey, fixed.lkey],
+            windows,
             cqs,
             srq,
             qpns,
@@ -324,7 +330,8 @@ impl World {
                 let at = BASE + u64::from(script.u16());
                 self.memory.unmap(at, usize::from(script.u8()));
             }
-            29 => self.memory.map_all(),
+            29 if script.u8() & 1 == 0 => self.memory.map_all(),
+            29 => self.renew_window(script.u8()),
             30 => self.change_state(qp, script.u8()),
             _ => self.query(qp),
         }
@@ -359,10 +366,10 @@ impl World {
 
     fn post_send(&mut self, qp: usize, script: &mut Script<'_>) {
         let kind = script.u8();
-        let rkey = if kind & 0x80 == 0 {
-            self.keys[0]
-        } else {
-            script.u32()
+        let rkey = match kind >> 6 {
+            0 => self.keys[0],
+            1 => self.window(script.u8()).map_or(0, |(_, key)| key),
+            _ => script.u32(),
         };
         let addr = BASE + u64::from(script.u16());
         let operation = match kind & 0xf {
@@ -386,11 +393,16 @@ impl World {
                 add: script.u64(),
             },
             6 => Operation::LocalInvalidate(rkey),
+            14 | 15 => self.bind(script),
             7 | 8 => Operation::SendImm(script.u32()),
             _ => Operation::Send,
         };
         let flags = SendFlags::from_bits_truncate(u32::from(script.u8()) & 0xf);
-        let sges = self.sges(script);
+        let sges = if operation.is_local() && kind & 0x80 == 0 {
+            Vec::new()
+        } else {
+            self.sges(script)
+        };
         let (qp_type, peer, _) = QPS[qp];
         let ud = (qp_type == QpType::Ud || kind & 0x70 == 0x70).then(|| UdDest {
             path: World::path(),
@@ -412,6 +424,56 @@ impl World {
         if self.device.post_send(self.now, self.qpns[qp], &wr).is_ok() {
             self.sends[qp].outstanding.push_back(wr_id);
         }
+    }
+
+    /// A window, if it is there.
+    fn window(&self, choice: u8) -> Option<(MwId, u32)> {
+        self.windows[usize::from(choice) % self.windows.len()]
+    }
+
+    /// A bind, mostly of the kind that succeeds.
+    fn bind(&mut self, script: &mut Script<'_>) -> Operation {
+        let choice = script.u8();
+        let slot = usize::from(choice) % self.windows.len();
+        // A program may know the number of a window that is gone.
+        let known = self.windows[slot].or(self.windows[0]).or(self.windows[1]);
+        let Some((window, key)) = known else {
+            return Operation::Send;
+        };
+        let rkey = key & !0xff | u32::from(script.u8());
+        if self.windows[slot].is_some() {
+            self.windows[slot] = Some((window, rkey));
+        }
+        let access = match choice >> 6 {
+            0 => Access::REMOTE_READ,
+            1 => Access::all(),
+            _ => Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        };
+        Operation::BindMw(MwBind {
+            window,
+            rkey,
+            lkey: self.keys[usize::from(choice >> 5 & 1)],
+            addr: BASE + u64::from(script.u16()),
+            len: match choice >> 2 & 7 {
+                0 => 0,
+                1 => script.u64(),
+                _ => u64::from(script.u16() >> 1),
+            },
+            access,
+        })
+    }
+
+    /// Deallocates a window, or makes a new one in its place.
+    fn renew_window(&mut self, choice: u8) {
+        let slot = usize::from(choice) % self.windows.len();
+        let mw_type = if slot < 2 { MwType::Type1 } else { MwType::Type2 };
+        self.windows[slot] = match self.windows[slot].take() {
+            Some((window, _)) => {
+                self.device.dealloc_mw(window).unwrap();
+                None
+            }
+            None => self.device.alloc_mw(self.pd, mw_type).ok(),
+        };
     }
 
     fn post_receive(&mut self, qp: usize, script: &mut Script<'_>) {
@@ -474,9 +536,13 @@ impl World {
         packet[8] = script.u8() & 0x80;
         let headers = usize::from(script.u8()) % 48;
         let mut extension = script.bytes(headers).to_vec();
-        // A remote key that is real, where a RETH or AtomicETH would have it.
-        if let Some(key) = extension.get_mut(8..12) {
-            key.copy_from_slice(&self.keys[0].to_be_bytes());
+        // A key that is real, where a RETH or AtomicETH would have it, or an IETH has it.
+        let (at, key) = match (packet[0] & 0x1f, self.window(packet[0])) {
+            (0x16 | 0x17, Some((_, key))) => (0..4, key),
+            _ => (8..12, self.keys[0]),
+        };
+        if let Some(place) = extension.get_mut(at) {
+            place.copy_from_slice(&key.to_be_bytes());
         }
         packet.extend_from_slice(&extension);
         let payload = usize::from(script.u16()) % 4200;
@@ -598,6 +664,9 @@ impl World {
             self.device.destroy_cq(cq).unwrap();
         }
         self.device.destroy_srq(self.srq).unwrap();
+        for (window, _) in self.windows.into_iter().flatten() {
+            self.device.dealloc_mw(window).unwrap();
+        }
         for key in self.keys {
             self.device.dereg_mr(key).unwrap();
         }

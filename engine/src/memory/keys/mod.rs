@@ -1,27 +1,31 @@
 //! Memory keys: who may reach which memory by them, and where it lies in the process.
 //!
-//! A key is an index (its upper 24 bits) and a tag (the lower 8), both random. No two keys have the same index.
+//! A key is an index (its upper 24 bits) and a tag (the lower 8), both random. No two objects have the same index. The
+//! tag of a window is the application's: each bind gives it another.
 
 mod region;
+mod window;
 
 use rustc_hash::FxHashMap;
 
 pub(crate) use region::Region;
+pub(crate) use window::Window;
 
 use crate::device::PdId;
 use crate::verbs::{Access, VerbsError};
 
-/// Bits of the tag.
-const TAG_BITS: u32 = 8;
+/// The bits of the tag.
+const TAG: u32 = 0xff;
 
 /// A key, range or right that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Denied;
 
-/// Whose keys a peer may use: those of the PD of the QP that it talks to.
+/// Which keys a QP and its peer may use: those of its PD, and windows that were bound by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scope {
     pub pd: PdId,
+    pub qpn: u32,
 }
 
 /// The keys of a device. `lkey` and `rkey` of a region are the same number.
@@ -29,11 +33,13 @@ pub(crate) struct Scope {
 pub(crate) struct KeyTable {
     /// By index: the whole key, and what it stands for.
     regions: FxHashMap<u32, (u32, Region)>,
+    /// By index.
+    windows: FxHashMap<u32, Window>,
 }
 
 /// The index of a key.
-fn index(key: u32) -> u32 {
-    key >> TAG_BITS
+pub(crate) fn index(key: u32) -> u32 {
+    key >> TAG.count_ones()
 }
 
 impl KeyTable {
@@ -44,7 +50,8 @@ impl KeyTable {
 
     /// Whether a new object may have this key.
     pub fn is_free(&self, key: u32) -> bool {
-        index(key) != 0 && !self.regions.contains_key(&index(key))
+        let index = index(key);
+        index != 0 && !self.regions.contains_key(&index) && !self.windows.contains_key(&index)
     }
 
     /// Adds a region under a key that is free.
@@ -52,9 +59,11 @@ impl KeyTable {
         self.regions.insert(index(key), (key, region));
     }
 
-    /// Removes a region.
+    /// Removes a region. EBUSY while windows are bound to it.
     pub fn remove_region(&mut self, key: u32) -> Result<Region, VerbsError> {
-        self.region(key).map_err(|Denied| VerbsError::NotFound)?;
+        if self.region(key).map_err(|Denied| VerbsError::NotFound)?.windows > 0 {
+            return Err(VerbsError::Busy);
+        }
         let (_, region) = self.regions.remove(&index(key)).ok_or(VerbsError::NotFound)?;
         Ok(region)
     }
@@ -62,17 +71,18 @@ impl KeyTable {
     /// The process address of `len` bytes at `va` of a work request's region, if its PD is `pd` and it has all `rights`.
     #[inline]
     pub fn local(&self, pd: PdId, lkey: u32, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
-        let region = self.region(lkey)?;
-        if region.pd != pd || !region.access.contains(rights) {
-            return Err(Denied);
-        }
-        region.locate(va, len)
+        self.region(lkey)?.grant(pd, va, len, rights)
     }
 
     /// The process address of `len` bytes at `va` of what a peer names, if that lies in its scope and has all `rights`.
     #[inline]
     pub fn remote(&self, scope: Scope, rkey: u32, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
-        self.local(scope.pd, rkey, va, len, rights)
+        if let Ok(region) = self.region(rkey) {
+            return region.grant(scope.pd, va, len, rights);
+        }
+        let window = self.windows.get(&index(rkey)).ok_or(Denied)?;
+        let (region, va) = window.reach(scope, rkey, va, len, rights)?;
+        self.region(region)?.locate(va, len)
     }
 
     /// The region of a key.
@@ -83,11 +93,20 @@ impl KeyTable {
             _ => Err(Denied),
         }
     }
+
+    /// The region of a key.
+    fn region_mut(&mut self, key: u32) -> Result<&mut Region, Denied> {
+        match self.regions.get_mut(&index(key)) {
+            Some((whole, region)) if *whole == key => Ok(region),
+            _ => Err(Denied),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::MwType;
 
     const PD: PdId = PdId(1);
     const KEY: u32 = 0x0000_0705;
@@ -99,7 +118,7 @@ mod tests {
         keys.insert_region(KEY, Region::new(PD, 0x1000, 0x100, 0x9_0000, access).unwrap());
         let local = |key, va, len, rights| {
             let local = keys.local(PD, key, va, len, rights);
-            assert_eq!(keys.remote(Scope { pd: PD }, key, va, len, rights), local);
+            assert_eq!(keys.remote(Scope { pd: PD, qpn: 7 }, key, va, len, rights), local);
             local
         };
         assert_eq!(local(KEY, 0x9_0000, 0x100, Access::LOCAL_WRITE), Ok(0x1000));
@@ -124,7 +143,9 @@ mod tests {
         assert!(keys.is_free(KEY));
         keys.insert_region(KEY, Region::new(PD, 0, 1, 0, Access::empty()).unwrap());
         assert!(!keys.is_free(KEY ^ 0xff) && keys.is_free(KEY ^ 0x100));
-        assert_eq!(keys.regions(), 1);
+        keys.insert_window(Window::new(PD, MwType::Type1, KEY ^ 0x100));
+        assert!(!keys.is_free(KEY ^ 0x1ff));
+        assert_eq!((keys.regions(), keys.windows()), (1, 1));
     }
 
     #[test]

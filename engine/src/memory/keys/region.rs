@@ -14,6 +14,8 @@ pub(crate) struct Region {
     /// The address by which work requests and peers name its start.
     iova: u64,
     pub access: Access,
+    /// Windows that are bound to it.
+    pub windows: u32,
 }
 
 impl Region {
@@ -27,7 +29,17 @@ impl Region {
             len,
             iova,
             access,
+            windows: 0,
         })
+    }
+
+    /// The process address of `len` bytes at `va`, if they lie in the region, its PD is `pd`, and it has all `rights`.
+    #[inline]
+    pub fn grant(&self, pd: PdId, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
+        if self.pd != pd || !self.access.contains(rights) {
+            return Err(Denied);
+        }
+        self.locate(va, len)
     }
 
     /// The process address of `len` bytes at `va`, if they lie in the region. Rights are not looked at.

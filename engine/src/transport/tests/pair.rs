@@ -160,7 +160,11 @@ impl Side {
             window: Box::new(move |_| window * 16),
         });
         let pd = dev.alloc_pd().unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC
+            | Access::MW_BIND;
         let mr = dev.reg_mr(pd, BASE, MEMORY as u64, BASE, access).unwrap();
         let send_cq = dev.create_cq(256, 0, None).unwrap();
         let recv_cq = dev.create_cq(256, 0, None).unwrap();
@@ -383,11 +387,12 @@ impl Side {
         out
     }
 
-    pub fn send_wcs(&self) -> Vec<(u64, WcStatus)> {
+    pub fn send_full(&self) -> Vec<Wc> {
         Side::polled(&self.send_cq)
-            .iter()
-            .map(|wc| (wc.wr_id, wc.status))
-            .collect()
+    }
+
+    pub fn send_wcs(&self) -> Vec<(u64, WcStatus)> {
+        self.send_full().iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
     pub fn recv_wcs(&self) -> Vec<(u64, WcStatus)> {

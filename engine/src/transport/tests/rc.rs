@@ -260,7 +260,6 @@ fn malformed_requests_are_invalid() {
         (Opcode::RcSendMiddle, 256),
         (Opcode::RcSendFirst, 252),
         (Opcode::RcSendOnly, 260),
-        (Opcode::RcSendOnlyInv, 0),
     ];
     for (opcode, len) in cases {
         let mut pair = Pair::new(&setup);
