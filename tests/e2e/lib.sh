@@ -150,7 +150,8 @@ make_veth() {
     for side in a b; do ip -n "$side" link set lo up && ip -n "$side" link set eth0 up; done
     for side in a b; do until_true 10 has_link_local "$side" || echo "# no link-local address in $side"; done
 }
-has_link_local() { ip -n "$1" -6 addr show dev eth0 scope link | grep inet6 | grep -qv tentative; }
+# has_link_local NAMESPACE [INTERFACE]
+has_link_local() { ip -n "$1" -6 addr show dev "${2:-eth0}" scope link | grep inet6 | grep -qv tentative; }
 
 set_mtu() {
     ip -n a link set eth0 mtu "$1" && ip -n b link set eth0 mtu "$1"

@@ -72,6 +72,18 @@ impl Gid {
         }
     }
 
+    /// The multicast group it names; `None` for a unicast one. An IPv4 group has two names: that of [`Gid::from_ip`], and
+    /// that of [`Gid::rocev1_multicast`].
+    pub fn multicast_group(self) -> Option<IpAddr> {
+        let [.., a, b, c, d] = self.0;
+        let ipv4 = Ipv4Addr::new(a, b, c, d);
+        if ipv4.is_multicast() && self == Self::rocev1_multicast(ipv4) {
+            Some(IpAddr::V4(ipv4))
+        } else {
+            Some(self.to_ip()).filter(IpAddr::is_multicast)
+        }
+    }
+
     /// The GID under which RDMA CM joins an IPv4 multicast group on RoCEv1, `ff0e::ffff:a.b.c.d`;
     /// on RoCEv2 it is that of [`Gid::from_ip`].
     pub const fn rocev1_multicast(group: Ipv4Addr) -> Self {
@@ -142,5 +154,19 @@ mod tests {
             Gid::rocev1_multicast(Ipv4Addr::new(224, 1, 2, 3)).to_string(),
             "ff0e::ffff:e001:203"
         );
+        let group = |text: &str| {
+            let group = Gid(text.parse::<Ipv6Addr>().unwrap().octets()).multicast_group();
+            group.map(|ip| ip.to_string())
+        };
+        for (mgid, ip) in [
+            ("::ffff:239.1.2.3", Some("239.1.2.3")),
+            ("ff0e::ffff:239.1.2.3", Some("239.1.2.3")),
+            ("ff0e::ffff:10.1.2.3", Some("ff0e::ffff:a01:203")),
+            ("ff0e::4791", Some("ff0e::4791")),
+            ("::ffff:10.1.2.3", None),
+            ("fe80::1", None),
+        ] {
+            assert_eq!(group(mgid).as_deref(), ip);
+        }
     }
 }

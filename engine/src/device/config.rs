@@ -65,6 +65,10 @@ pub struct Limits {
     pub max_srq: u32,
     /// Receives of an SRQ.
     pub max_srq_wr: u32,
+    /// Multicast groups that QPs are attached to.
+    pub max_mcast_grp: u32,
+    /// QPs attached to one group.
+    pub max_mcast_qp_attach: u32,
     /// READs and atomics outstanding, each way, per QP.
     pub max_rd_atomic: u8,
     /// Bytes of an RC or UC message.
@@ -86,6 +90,8 @@ impl Default for Limits {
             max_pd: 65536,
             max_srq: 16384,
             max_srq_wr: 1 << 20,
+            max_mcast_grp: 20,
+            max_mcast_qp_attach: 4096,
             max_rd_atomic: 16,
             max_message: 1 << 30,
         }

@@ -30,6 +30,8 @@ counters! {
     drop_version,
     /// No such QP.
     drop_qpn,
+    /// To a multicast group that no QP is attached to, or to a single QP of it.
+    drop_group,
     /// The QP's state takes no such packet.
     drop_state,
     /// P_Key of another partition.

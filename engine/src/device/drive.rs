@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use ferroce_wire::bth::MULTICAST_QPN;
 use ferroce_wire::{Opcode, RocePacket, TransportClass};
 
 use super::{Acks, Device, Progress};
@@ -44,6 +45,10 @@ impl Device {
         }
         if roce.opcode().transport() == TransportClass::Cnp {
             self.counters.rx_cnp += 1;
+            return;
+        }
+        if packet.dest.is_multicast() || bth.dest_qpn == MULTICAST_QPN {
+            self.receive_multicast(now, packet, &roce);
             return;
         }
         let Ok((qp, mut shared)) = self.qp(now, bth.dest_qpn) else {

@@ -8,12 +8,14 @@
 mod config;
 mod counters;
 mod drive;
+mod multicast;
 mod objects;
 mod pairs;
 mod table;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ferroce_wire::PathMtu;
@@ -24,6 +26,7 @@ use rustc_hash::FxHashMap;
 pub use crate::qp::QpInit;
 pub use config::{Acks, DeviceConfig, Limits, MrInfo, MwId, PdId, Progress, SrqAttr, SrqId};
 pub(crate) use counters::Counters;
+pub use multicast::Others;
 
 use crate::memory::Memory;
 use crate::memory::keys::KeyTable;
@@ -55,6 +58,8 @@ pub struct Device {
     cqs: FxHashMap<u64, (Arc<Cq>, u32)>,
     srqs: FxHashMap<SrqId, Srq>,
     qps: QpTable,
+    /// QPs attached to each multicast group; none is empty.
+    groups: FxHashMap<IpAddr, Vec<u32>>,
     events: VecDeque<AsyncEvent>,
     counters: Counters,
     /// QPs with something to send, in turn.
@@ -85,6 +90,7 @@ impl Device {
             cqs: FxHashMap::default(),
             srqs: FxHashMap::default(),
             qps: QpTable::new(config.slot),
+            groups: FxHashMap::default(),
             events: VecDeque::new(),
             counters: Counters::default(),
             ready: VecDeque::new(),

@@ -68,9 +68,13 @@ impl Device {
         Ok((qp.query(), qp.init.clone()))
     }
 
-    /// Ends a QP: its work is forgotten, and its completions are taken out of the CQs.
+    /// Ends a QP: its work is forgotten, and its completions are taken out of the CQs. EBUSY while it is attached to a
+    /// multicast group.
     pub fn destroy_qp(&mut self, now: Time, qpn: u32) -> Result<(), VerbsError> {
         let (qp, mut shared) = self.qp(now, qpn)?;
+        if qp.groups > 0 {
+            return Err(VerbsError::Busy);
+        }
         qp.part(&mut shared);
         qp.release_active(&mut shared);
         let qp = self.qps.remove(qpn).ok_or(VerbsError::NotFound)?;

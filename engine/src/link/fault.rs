@@ -332,6 +332,14 @@ impl<L: Link> Link for FaultInjector<L> {
         self.inner.window(packet_len)
     }
 
+    fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        self.inner.join(group, ifindex)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.leave(group)
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(out);
         out("fault_lost", self.counts.lost);

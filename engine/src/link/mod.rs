@@ -118,6 +118,15 @@ pub trait Link: Transmit + Send {
     /// than that in flight to one peer. Counted as the kernel counts (truesize), so ask for each packet length.
     fn window(&self, packet_len: usize) -> u32;
 
+    /// Has packets to a multicast group on an interface arrive too.
+    ///
+    /// # Errors
+    /// As `IP_ADD_MEMBERSHIP`: ENOBUFS where the group is one too many.
+    fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()>;
+
+    /// Ends what [`Link::join`] began.
+    fn leave(&mut self, group: IpAddr) -> io::Result<()>;
+
     /// Counters of packets and drops by reason, added to `out` as (name, value).
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
 }
@@ -153,6 +162,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn window(&self, packet_len: usize) -> u32 {
         (**self).window(packet_len)
+    }
+
+    fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        (**self).join(group, ifindex)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).leave(group)
     }
 
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {

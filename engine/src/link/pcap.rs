@@ -291,6 +291,14 @@ impl<L: Link> Link for PcapTap<L> {
         self.inner.window(packet_len)
     }
 
+    fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        self.inner.join(group, ifindex)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.leave(group)
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(out);
         out("captured", self.capture.written);

@@ -135,6 +135,8 @@ struct DirectionState {
 
 struct Node {
     config: NodeConfig,
+    /// Multicast groups that it has joined.
+    groups: Vec<IpAddr>,
     /// Taken by `packet`, not flushed yet or not by the interface.
     held: VecDeque<Frame>,
     /// When the packets in the interface will have left.
@@ -148,6 +150,15 @@ struct Node {
 }
 
 impl Node {
+    /// Whether a packet to that address and QPN comes here.
+    fn is_addressed(&self, dest: IpAddr, dest_qpn: u32) -> bool {
+        if dest.is_multicast() {
+            self.groups.contains(&dest)
+        } else {
+            self.config.address == dest && u32::from(self.config.slot) == dest_qpn >> 16
+        }
+    }
+
     /// When the interface has room for what it could not take; `None` if nothing waits.
     fn room_at(&self) -> Option<Time> {
         self.departures.front().copied().filter(|_| !self.held.is_empty())
@@ -163,6 +174,17 @@ struct Frame {
     sent: Time,
     /// BTH to ICRC.
     data: Vec<u8>,
+}
+
+impl Frame {
+    fn incident(&self, kind: IncidentKind) -> Incident {
+        Incident {
+            time: self.sent,
+            from: NodeId(self.from),
+            dest_qpn: self.dest_qpn,
+            kind,
+        }
+    }
 }
 
 impl IcrcCheck for Frame {
@@ -218,6 +240,7 @@ impl SimNetwork {
         let mut state = self.0.lock();
         state.nodes.push(Node {
             config,
+            groups: Vec::new(),
             held: VecDeque::new(),
             departures: VecDeque::new(),
             busy_until: Time::ZERO,
@@ -277,12 +300,7 @@ impl SimNetwork {
             let node = &mut state.nodes[to];
             if node.rx_bytes + frame.data.len() > node.config.rx_capacity {
                 node.overflowed += 1;
-                state.incidents.push(Incident {
-                    time: frame.sent,
-                    from: NodeId(frame.from),
-                    dest_qpn: frame.dest_qpn,
-                    kind: IncidentKind::Overflowed,
-                });
+                state.incidents.push(frame.incident(IncidentKind::Overflowed));
             } else {
                 node.rx_bytes += frame.data.len();
                 node.rx.push_back(frame);
@@ -334,20 +352,23 @@ impl State {
         }
     }
 
-    /// Sends a packet on its way, with the faults that befall it.
-    fn carry(&mut self, mut frame: Frame, departure: Time) {
-        let incident = |kind| Incident {
-            time: frame.sent,
-            from: NodeId(frame.from),
-            dest_qpn: frame.dest_qpn,
-            kind,
-        };
-        let slot = (frame.dest_qpn >> 16) as u8;
-        let to = |node: &Node| node.config.address == frame.addressing.dest && node.config.slot == slot;
-        let Some(to) = self.nodes.iter().position(to) else {
-            self.incidents.push(incident(IncidentKind::NoRoute));
-            return;
-        };
+    /// Sends a packet on its way to the node it is for, or to every member of its group.
+    fn carry(&mut self, frame: Frame, departure: Time) {
+        let mut addressed = false;
+        for to in 0..self.nodes.len() {
+            if self.nodes[to].is_addressed(frame.addressing.dest, frame.dest_qpn) {
+                self.carry_to(to, frame.clone(), departure);
+                addressed = true;
+            }
+        }
+        if !addressed {
+            self.incidents.push(frame.incident(IncidentKind::NoRoute));
+        }
+    }
+
+    /// Sends a packet on its way to a node, with the faults that befall it.
+    fn carry_to(&mut self, to: usize, mut frame: Frame, departure: Time) {
+        let incident = |kind| frame.incident(kind);
         let prng = &mut self.prng;
         let direction = self.directions.entry((frame.from, to)).or_default();
         let conditions = &direction.conditions;
@@ -525,6 +546,17 @@ impl Link for SimLink {
 
     fn window(&self, _packet_len: usize) -> u32 {
         self.network.0.lock().nodes[self.node].config.window
+    }
+
+    fn join(&mut self, group: IpAddr, _ifindex: u32) -> io::Result<()> {
+        self.network.0.lock().nodes[self.node].groups.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        let groups = &mut self.network.0.lock().nodes[self.node].groups;
+        groups.retain(|&joined| joined != group);
+        Ok(())
     }
 
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
@@ -718,6 +750,37 @@ mod tests {
         a.flush().unwrap();
         assert_eq!(network.next_event(), None);
         assert_eq!(b.receive(&mut |_| ()).unwrap(), 0);
+    }
+
+    #[test]
+    fn every_member_of_a_group_gets_a_copy() {
+        let network = SimNetwork::new(1);
+        let mut nodes = [1, 2, 3].map(|n| network.attach(NodeConfig::new(IpAddr::from([10, 0, 0, n]), n)));
+        let group: IpAddr = "239.1.2.3".parse().unwrap();
+        nodes[0].join(group, 1).unwrap();
+        nodes[1].join(group, 1).unwrap();
+        nodes[2].join("239.1.2.4".parse().unwrap(), 1).unwrap();
+        let mut arrivals = || {
+            let to_group = path(IpAddr::from([10, 0, 0, 1]), group);
+            nodes[0]
+                .packet(&to_group, 0xff_ffff, 40, &mut |_| Ok(()))
+                .unwrap();
+            nodes[0].flush().unwrap();
+            while let Some(next) = network.next_event() {
+                network.advance(next);
+            }
+            let mut receive = |node: usize| {
+                let mut valid = 0;
+                let sink = &mut |packet: &RxPacket<'_>| valid += usize::from(packet.icrc.valid(packet));
+                nodes[node].receive(sink).unwrap();
+                valid
+            };
+            let counts = [receive(0), receive(1), receive(2)];
+            nodes[0].leave(group).unwrap();
+            counts
+        };
+        assert_eq!(arrivals(), [1, 1, 0], "the sender is a member too");
+        assert_eq!(arrivals(), [0, 1, 0]);
     }
 
     #[test]

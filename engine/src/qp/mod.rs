@@ -93,6 +93,8 @@ pub(crate) struct Qp {
     pub ack_wait: AckWait,
     /// The application sends what acknowledgements can travel with: it did so since one last waited.
     pub answers: bool,
+    /// Multicast groups that it is attached to.
+    pub groups: u32,
     /// When the earliest entry of the device's timer heap for this QP is due.
     pub alarm: Option<Time>,
 }
@@ -117,6 +119,7 @@ impl Qp {
             queued: false,
             ack_wait: AckWait::No,
             answers: false,
+            groups: 0,
             alarm: None,
             init,
         }

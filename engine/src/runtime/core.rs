@@ -100,4 +100,8 @@ impl Core {
     pub(super) fn link(&self) -> &dyn Link {
         &*self.link
     }
+
+    pub(super) fn link_mut(&mut self) -> &mut dyn Link {
+        &mut *self.link
+    }
 }

@@ -9,6 +9,7 @@ mod exit;
 mod fork;
 mod guest;
 mod helper;
+mod multicast;
 mod registry;
 
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
 use crate::device::{Acks, Device, DeviceConfig, Limits};
-use crate::link::udp::UdpLink;
+use crate::link::udp::{self, UdpLink};
 use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
 use crate::memory::process::ProcessMemory;
@@ -123,7 +124,10 @@ impl Engine {
             memory: memory.clone(),
             seed,
             mtu: path_mtu(&info)?,
-            limits: Limits::default(),
+            limits: Limits {
+                max_mcast_grp: udp::most_groups(),
+                ..Limits::default()
+            },
             window: Box::new(|packet_len| link.window(packet_len)),
         });
         let limits = device.limits().clone();
@@ -184,7 +188,8 @@ impl Engine {
 
     /// Resolves an address vector: the local GID gives the source, `dgid` the destination address.
     ///
-    /// `Invalid` if the GID index holds nothing or is of the other IP version.
+    /// `Invalid` if the GID index holds nothing or is of the other IP version: but packets to a multicast group can
+    /// leave from any GID that is of its version.
     pub fn resolve(
         &self,
         sgid_index: u8,
@@ -196,8 +201,12 @@ impl Engine {
     ) -> Result<Path, VerbsError> {
         let info = self.info();
         let entry = info.gids.get(usize::from(sgid_index)).and_then(Option::as_ref);
-        let source = entry.ok_or(VerbsError::Invalid)?.addr;
-        let dest = Gid(dgid).to_ip();
+        let mut source = entry.ok_or(VerbsError::Invalid)?.addr;
+        let group = Gid(dgid).multicast_group();
+        let dest = group.unwrap_or_else(|| Gid(dgid).to_ip());
+        if source.is_ipv4() != dest.is_ipv4() && group.is_some() {
+            source = multicast::source(&info, dest).ok_or(VerbsError::Invalid)?;
+        }
         if source.is_ipv4() != dest.is_ipv4() || dest == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
             return Err(VerbsError::Invalid);
         }
@@ -377,6 +386,7 @@ fn open_link(lease: &Lease) -> Result<Box<dyn Link>, OpenError> {
         .socket()
         .try_clone_to_owned()
         .map_err(system("the leased socket"))?;
-    let link = UdpLink::new(socket, lease.slot()).map_err(system("the UDP link did not start"))?;
+    let link =
+        UdpLink::new(socket, lease.slot(), lease.info().lo).map_err(system("the UDP link did not start"))?;
     wrap::from_env(Box::new(link)).map_err(OpenError::Setting)
 }

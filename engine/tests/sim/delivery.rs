@@ -1,11 +1,15 @@
 //! Whether what arrived is what was sent, by the rules of each transport.
 
+use std::net::IpAddr;
+
 use ferroce_engine::link::sim::IncidentKind;
 use ferroce_engine::verbs::{WcFlags, WcOpcode, WcStatus};
+use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::check::with_status;
 use crate::harness::{Completion, Outcome};
 use crate::memory::{UNTOUCHED, content};
+use crate::node::address;
 use crate::program::{GRH_LEN, Kind, Message, Program};
 
 /// Whether a successful receive holds just message `index` of a stream.
@@ -81,7 +85,7 @@ pub fn untroubled(program: &Program, outcome: &Outcome, connection: usize, side:
     let shared = program.nodes[1 - side].srq;
     let concerned = |qpn: u32| {
         let mut qps = outcome.qps.iter().enumerate();
-        qps.any(|(i, qps)| qps[1 - side].qpn == qpn && (shared || i == connection))
+        qpn == MULTICAST_QPN || qps.any(|(i, qps)| qps[1 - side].qpn == qpn && (shared || i == connection))
     };
     let ready = program.nodes[1 - side].nap == 0
         && program
@@ -135,7 +139,7 @@ pub fn datagrams(
         .network
         .incidents()
         .iter()
-        .filter(|i| i.dest_qpn == to.qpn && i.kind == IncidentKind::Duplicated)
+        .filter(|i| [to.qpn, MULTICAST_QPN].contains(&i.dest_qpn) && i.kind == IncidentKind::Duplicated)
         .count();
     let mut left = vec![1; sent];
     let mut copies_left = copies;
@@ -160,12 +164,16 @@ pub fn datagrams(
         if !c.wc.flags.contains(WcFlags::GRH) || c.wc.src_qp != from.qpn {
             return Err(format!("delivery {count}: no GRH, or another sender: {:?}", c.wc));
         }
-        let addresses: Vec<u8> = if program.ipv6 {
-            let address = |s: usize| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, s as u8 + 1];
-            [address(side), address(1 - side)].concat()
+        let dest = if program.multicast {
+            program.group(1 - side, connection)
         } else {
-            vec![10, 0, 0, side as u8 + 1, 10, 0, 0, 2 - side as u8]
+            address(program, 1 - side)
         };
+        let octets = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let addresses = [octets(address(program, side)), octets(dest)].concat();
         if c.bytes[..GRH_LEN as usize].ends_with(&addresses) {
             count += 1;
         } else {

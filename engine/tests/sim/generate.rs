@@ -70,10 +70,12 @@ impl Program {
         });
         let connections = connections.collect();
         let ipv6 = one_in(r, 3);
+        let multicast = transport == QpType::Ud && one_in(r, 3);
         let mut program = Program {
             seed,
             transport,
             ipv6,
+            multicast,
             mtu,
             conditions,
             nodes,

@@ -13,6 +13,7 @@ use ferroce_engine::queue::{Cq, CqNotify};
 use ferroce_engine::time::Time;
 use ferroce_engine::verbs::*;
 use ferroce_wire::PathMtu;
+use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::harness::{Completion, QpLog};
 use crate::memory::{Arena, Buffer, Layout, content, initial_slot};
@@ -89,7 +90,8 @@ fn ok<T>(what: &str, result: Result<T, VerbsError>) -> Result<T, String> {
     result.map_err(|e| format!("{what}: {e}"))
 }
 
-fn address(program: &Program, side: usize) -> IpAddr {
+/// The address of a node.
+pub fn address(program: &Program, side: usize) -> IpAddr {
     if program.ipv6 {
         IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, side as u16 + 1])
     } else {
@@ -347,6 +349,13 @@ impl Node {
                     "modify_qp",
                     self.device.modify_qp(Time::ZERO, self.qps[i].qpn, &attr, mask),
                 )?;
+            }
+        }
+        if program.multicast {
+            for (i, qp) in self.qps.iter().enumerate() {
+                let group = program.group(side, i);
+                ok("attach", self.device.attach_multicast(qp.qpn, group))?;
+                self.link.join(group, 1).map_err(|e| e.to_string())?;
             }
         }
         self.peer = peer;
@@ -645,11 +654,16 @@ impl Node {
 
     /// Where UD sends of a connection go.
     fn destination(&self, program: &Program, connection: usize) -> Option<UdDest> {
-        (program.transport == QpType::Ud).then(|| UdDest {
+        let mut dest = UdDest {
             path: path(program, self.side),
             qpn: self.peer.connections[connection].0,
             qkey: QKEY,
-        })
+        };
+        if program.multicast {
+            dest.path.dest = program.group(1 - self.side, connection);
+            dest.qpn = MULTICAST_QPN;
+        }
+        (program.transport == QpType::Ud).then_some(dest)
     }
 
     /// Ends everything in order: QPs to ERR, where all that is left flushes, then every object is destroyed.
@@ -702,7 +716,14 @@ impl Node {
                 return Err("QPs in ERR still set timers".into());
             }
         }
-        for qp in &self.qps {
+        for (i, qp) in self.qps.iter().enumerate() {
+            if program.multicast {
+                if self.device.destroy_qp(now, qp.qpn) != Err(VerbsError::Busy) {
+                    return Err("a QP that is attached is destroyed".into());
+                }
+                let group = program.group(self.side, i);
+                ok("detach", self.device.detach_multicast(qp.qpn, group))?;
+            }
             ok("destroy_qp", self.device.destroy_qp(now, qp.qpn))?;
         }
         for cq in self.cqs.drain(..) {

@@ -1,6 +1,7 @@
 //! Programs: what two nodes send each other, and under which conditions. `generate` makes them, `shrink` simplifies them.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use ferroce_engine::link::sim::Conditions;
 use ferroce_engine::verbs::QpType;
@@ -17,6 +18,8 @@ pub struct Program {
     pub transport: QpType,
     /// IPv6 addresses instead of IPv4.
     pub ipv6: bool,
+    /// UD: every QP is attached to a multicast group of its own, and messages go there.
+    pub multicast: bool,
     /// Verbs code of the path MTU.
     pub mtu: u32,
     /// Conditions from node 0 to node 1, and back.
@@ -234,6 +237,7 @@ impl fmt::Display for Program {
             seed,
             transport,
             ipv6,
+            multicast,
             mtu,
             conditions,
             nodes,
@@ -242,7 +246,7 @@ impl fmt::Display for Program {
         } = self;
         writeln!(
             f,
-            "{transport}, seed {seed:#x}, path MTU {}, IPv6 {ipv6}",
+            "{transport}, seed {seed:#x}, path MTU {}, IPv6 {ipv6}, multicast {multicast}",
             mtu_bytes(*mtu)
         )?;
         for side in 0..2 {
@@ -279,6 +283,15 @@ impl fmt::Display for Program {
 }
 
 impl Program {
+    /// The multicast group of the QP that a node has for a connection.
+    pub fn group(&self, side: usize, connection: usize) -> IpAddr {
+        if self.ipv6 {
+            IpAddr::from([0xff0e, 0, 0, 0, 0, 0, side as u16, connection as u16])
+        } else {
+            IpAddr::from([239, 1, side as u8, connection as u8])
+        }
+    }
+
     /// Whether a receive of the stream from `side` is shorter than the SEND that gets it.
     pub fn is_short_receive(&self, connection: usize, side: usize, receive: usize) -> bool {
         let stream = &self.connections[connection].streams[side];

@@ -55,6 +55,7 @@ impl Program {
             variant(&mut |p| p.nodes[side].rx_room = (4 << 20, 2 << 20));
         }
         variant(&mut |p| p.ipv6 = false);
+        variant(&mut |p| p.multicast = false);
         for i in 0..self.connections.len() {
             variant(&mut |p| p.connections[i].sig_all = false);
             variant(&mut |p| p.connections[i].psn = [0, 0]);

@@ -10,6 +10,7 @@ use crate::abi::version::Abi;
 const OPS: &[(&str, *const c_void)] = &[
     ("alloc_pd", pd::alloc_pd as *const c_void),
     ("async_event", events::async_event as *const c_void),
+    ("attach_mcast", qp::attach_mcast as *const c_void),
     ("cq_event", cq::cq_event as *const c_void),
     ("create_ah", ah::create_ah as *const c_void),
     ("create_cq", cq::create_cq as *const c_void),
@@ -24,6 +25,7 @@ const OPS: &[(&str, *const c_void)] = &[
     ("destroy_cq", cq::destroy_cq as *const c_void),
     ("destroy_qp", qp::destroy_qp as *const c_void),
     ("destroy_srq", srq::destroy_srq as *const c_void),
+    ("detach_mcast", qp::detach_mcast as *const c_void),
     ("free_context", context::free_context as *const c_void),
     ("modify_qp", qp::modify_qp as *const c_void),
     ("modify_srq", srq::modify_srq as *const c_void),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ferroce_engine::device::QpInit;
 use ferroce_engine::verbs::{QpAttr, QpAttrMask, QpCap, QpType, VerbsError};
+use ferroce_wire::Gid;
 
 use super::context::Context;
 use super::cq::Cq;
@@ -230,5 +231,21 @@ pub(super) unsafe extern "C" fn destroy_qp(public: *mut ibv_qp) -> c_int {
         // SAFETY: `create` made it, and nobody uses it any more.
         drop(unsafe { Box::from_raw(public.cast::<Qp>()) });
         Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn attach_mcast(public: *mut ibv_qp, mgid: *const [u8; 16], _lid: u16) -> c_int {
+    verb(|| {
+        // SAFETY: libibverbs passes a QP of this provider, the program a GID.
+        let (qp, mgid) = unsafe { (Qp::of(public), Gid(*mgid)) };
+        qp.context.engine.lock()?.attach_multicast(qp.qpn, mgid)
+    })
+}
+
+pub(super) unsafe extern "C" fn detach_mcast(public: *mut ibv_qp, mgid: *const [u8; 16], _lid: u16) -> c_int {
+    verb(|| {
+        // SAFETY: as above.
+        let (qp, mgid) = unsafe { (Qp::of(public), Gid(*mgid)) };
+        qp.context.engine.lock()?.detach_multicast(qp.qpn, mgid)
     })
 }

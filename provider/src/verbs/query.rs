@@ -93,6 +93,9 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     attr.max_qp_init_rd_atom = limits.max_rd_atomic.into();
     attr.max_res_rd_atom = number(limits.max_qp.saturating_mul(limits.max_rd_atomic.into()));
     attr.atomic_cap = ATOMIC_GLOB;
+    attr.max_mcast_grp = number(limits.max_mcast_grp);
+    attr.max_mcast_qp_attach = number(limits.max_mcast_qp_attach);
+    attr.max_total_mcast_qp_attach = number(limits.max_mcast_grp.saturating_mul(limits.max_mcast_qp_attach));
     attr.max_ah = c_int::MAX; // they live in the program's memory
     attr.max_srq = number(limits.max_srq);
     attr.max_srq_wr = number(limits.max_srq_wr);

@@ -8,6 +8,7 @@ mod connection;
 pub mod detach;
 mod devices;
 mod gid;
+mod groups;
 mod inherit;
 mod picture;
 mod port;

@@ -18,7 +18,7 @@ use rustix::net::{
 };
 use tracing::warn;
 
-use super::sys;
+use super::{groups, sys};
 
 /// The UDP port of RoCE v2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
@@ -123,10 +123,11 @@ impl SlotSockets {
         Ok(socket)
     }
 
-    /// Closes the slot to traffic, and drops what waits in its queue.
+    /// Closes the slot to traffic, leaves its multicast groups, and drops what waits in its queue.
     pub fn reject_traffic(&self, slot: u8) -> io::Result<()> {
         let socket = self.get(slot).ok_or(io::ErrorKind::NotFound)?;
         reject_all(socket)?;
+        groups::leave_all(socket)?;
         drain(socket)
     }
 
@@ -206,9 +207,15 @@ fn configure(socket: BorrowedFd<'_>, family: AddressFamily) -> io::Result<()> {
         libc::IP_MTU_DISCOVER,
         libc::IP_PMTUDISC_PROBE,
     )?;
+    // Packets to groups that no slot has joined itself are not for them: see the engine's receive sockets.
+    sys::set_integer(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
     if family == AddressFamily::INET6 {
         const UDP_NO_CHECK6_RX: libc::c_int = 102; // linux/udp.h
         sys::set_integer(socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        match sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => return Err(error), // since 4.20
+            _ => {}
+        }
         sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
         sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         sys::set_integer(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;

@@ -12,6 +12,7 @@ use ferroce_wire::udp_port;
 use rustc_hash::FxHashMap;
 
 use super::socket::{self, Address};
+use super::tunnel;
 use crate::link::Path;
 
 /// Sockets kept: as many as a host has slots, so that one that talks to every process of a peer does not make and close
@@ -36,6 +37,8 @@ pub(super) struct Flow {
     pub source: IpAddr,
     pub dest: IpAddr,
     pub port: u16,
+    /// Packets leave through the [`tunnel`].
+    pub tunnelled: bool,
     /// The destination as the kernel takes it.
     pub address: (Address, u32),
     /// Traffic class and hop limit that the socket gives to packets.
@@ -44,8 +47,17 @@ pub(super) struct Flow {
     last_use: u64,
 }
 
+impl Flow {
+    /// Bytes in front of each packet.
+    pub fn front(&self) -> usize {
+        if self.tunnelled { tunnel::FRONT } else { 0 }
+    }
+}
+
 /// The pool.
 pub(super) struct Flows {
+    /// All paths are of the loopback interface.
+    loopback: bool,
     flows: Vec<Flow>,
     index: FxHashMap<Key, usize>,
     /// The flow of the packet before, usually that of the next.
@@ -55,8 +67,9 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    pub fn new() -> Flows {
+    pub fn new(loopback: bool) -> Flows {
         Flows {
+            loopback,
             flows: Vec::new(),
             index: FxHashMap::default(),
             last: None,
@@ -123,13 +136,16 @@ impl Flows {
             }
             oldest
         };
-        let (socket, port) = self.bind(path)?;
+        let tunnelled = tunnel::takes(self.loopback, path.dest);
+        let outer = if tunnelled { tunnel::carrier(path) } else { *path };
+        let (socket, port) = self.bind(&outer)?;
         let flow = Flow {
             socket,
             source: path.source,
             dest: path.dest,
             port,
-            address: Address::new(path.dest, socket::ROCE_PORT, path.ifindex),
+            tunnelled,
+            address: Address::new(outer.dest, socket::ROCE_PORT, path.ifindex),
             default_header: (path.traffic_class, path.hop_limit_on_wire()),
             key,
             last_use: 0,

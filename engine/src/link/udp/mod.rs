@@ -5,18 +5,23 @@
 mod cmsg;
 mod flows;
 mod identification;
+mod membership;
 mod receive;
 mod socket;
 mod transmit;
+mod tunnel;
 
 #[cfg(test)]
 mod tests;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::{Link, Path, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
+
+pub(crate) use membership::most_groups;
 
 /// Bytes that the kernel counts for a received packet beyond its data: `struct sk_buff`.
 const SKB: usize = 256;
@@ -34,12 +39,13 @@ pub struct UdpLink {
 }
 
 impl UdpLink {
-    /// Makes the link of the process that leased `slot`: `socket` is the slot's socket, bound to port 4791.
-    pub fn new(socket: OwnedFd, slot: u8) -> io::Result<UdpLink> {
-        let receiver = receive::Receiver::new(socket, slot)?;
+    /// Makes the link of the process that leased `slot`: `socket` is the slot's socket, bound to port 4791. `loopback`:
+    /// its packets travel over the loopback interface.
+    pub fn new(socket: OwnedFd, slot: u8, loopback: bool) -> io::Result<UdpLink> {
+        let receiver = receive::Receiver::new(socket, slot, loopback)?;
         let [receive_buffer] = socket::get(receiver.socket(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
         Ok(UdpLink {
-            transmitter: transmit::Transmitter::new(receiver.socket()),
+            transmitter: transmit::Transmitter::new(receiver.socket(), loopback),
             receive_buffer: usize::try_from(receive_buffer).unwrap_or(0),
             receiver,
         })
@@ -90,6 +96,14 @@ impl Link for UdpLink {
         u32::try_from(packets * packet_len).unwrap_or(u32::MAX)
     }
 
+    fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        self.receiver.join(group, ifindex)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.receiver.leave(group)
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         let (rx, tx) = (&self.receiver.counters, &self.transmitter.counters);
         let (recovered, refused) = self.receiver.identifications();
@@ -100,6 +114,7 @@ impl Link for UdpLink {
             ("rx_socket_full", self.socket_drops()),
             ("rx_misdirected", rx.misdirected),
             ("rx_no_address", rx.no_address),
+            ("rx_other_group", rx.other_group),
             ("rx_id_recovered", recovered),
             ("rx_id_refused", refused),
             ("tx_packets", tx.packets),

@@ -11,7 +11,9 @@ use libc::{c_int, iovec, mmsghdr};
 
 use super::cmsg;
 use super::identification::Identification;
+use super::membership::Memberships;
 use super::socket::{self, Address};
+use super::tunnel;
 use crate::link::headers::Addressing;
 use crate::link::{ICRC_LEN, IcrcCheck, RxPacket};
 
@@ -34,6 +36,7 @@ pub(super) struct Counters {
     pub bytes: u64,
     pub misdirected: u64,
     pub no_address: u64,
+    pub other_group: u64,
 }
 
 /// The receive socket of one slot, and the buffers it fills.
@@ -48,6 +51,7 @@ pub(super) struct Receiver {
     names: Box<[Address; BATCH]>,
     controls: Box<[cmsg::Buffer; BATCH]>,
     identification: RefCell<Identification>,
+    memberships: Memberships,
     pub counters: Counters,
 }
 
@@ -55,6 +59,8 @@ pub(super) struct Receiver {
 #[derive(Default)]
 struct Ancillary {
     dest: Option<IpAddr>,
+    /// The interface it came by.
+    ifindex: u32,
     traffic_class: u8,
     hop_limit: u8,
     /// Length of each merged packet but the last.
@@ -62,7 +68,7 @@ struct Ancillary {
 }
 
 impl Receiver {
-    pub fn new(socket: OwnedFd, slot: u8) -> io::Result<Receiver> {
+    pub fn new(socket: OwnedFd, slot: u8, loopback: bool) -> io::Result<Receiver> {
         socket::prepare_receiver(socket.as_fd())?;
         Ok(Receiver {
             socket,
@@ -72,12 +78,23 @@ impl Receiver {
             names: Box::new([Address::EMPTY; BATCH]),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
             identification: RefCell::new(Identification::new()),
+            memberships: Memberships::new(loopback),
             counters: Counters::default(),
         })
     }
 
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// As [`crate::link::Link::join`].
+    pub fn join(&mut self, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        self.memberships.join(self.socket.as_fd(), group, ifindex)
+    }
+
+    /// As [`crate::link::Link::leave`].
+    pub fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.memberships.leave(self.socket.as_fd(), group)
     }
 
     /// Packets accepted with a recovered identification, and refused for their identification.
@@ -154,12 +171,7 @@ impl Receiver {
             self.counters.bytes += data.len() as u64;
             let segment = ancillary.segment.unwrap_or(data.len()).max(1);
             for (index, data) in data.chunks(segment).enumerate() {
-                if misdirected(data, self.slot) {
-                    self.counters.misdirected += 1;
-                    continue;
-                }
-                packets += 1;
-                sink(&RxPacket {
+                let mut packet = RxPacket {
                     source,
                     source_port,
                     dest,
@@ -170,7 +182,22 @@ impl Receiver {
                         index: index as u16,
                         identification: &self.identification,
                     },
-                });
+                };
+                if dest == tunnel::GROUP {
+                    let Some(inner) = tunnel::leave(&packet) else {
+                        self.counters.no_address += 1;
+                        continue;
+                    };
+                    packet = inner;
+                }
+                if misdirected(packet.data, self.slot) {
+                    self.counters.misdirected += 1;
+                } else if !self.memberships.admits(packet.dest, ancillary.ifindex) {
+                    self.counters.other_group += 1;
+                } else {
+                    packets += 1;
+                    sink(&packet);
+                }
             }
         }
         self.counters.packets += packets as u64;
@@ -197,12 +224,14 @@ impl Ancillary {
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 if let Some(&dest) = data.get(8..).and_then(|rest| rest.first_chunk::<4>()) {
                     out.dest = Some(Ipv4Addr::from(dest).into());
+                    out.ifindex = int(data) as u32;
                 }
             }
             // struct in6_pktinfo: address in the header, interface index.
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                if let Some(&dest) = data.first_chunk::<16>() {
+                if let Some((&dest, ifindex)) = data.split_first_chunk::<16>() {
                     out.dest = Some(Ipv6Addr::from(dest).to_canonical());
+                    out.ifindex = int(ifindex) as u32;
                 }
             }
             (libc::IPPROTO_IP, libc::IP_TOS) => out.traffic_class = data.first().copied().unwrap_or(0),

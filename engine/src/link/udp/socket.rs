@@ -76,10 +76,65 @@ pub(super) fn prepare_receiver(fd: BorrowedFd<'_>) -> io::Result<()> {
         // Soft-RoCE and hardware send no UDP checksum.
         set(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, &1)?;
     }
+    // Only groups of our own, not what any process of the host has joined. IPv6 knows that since 4.20.
+    set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, &0)?;
+    if domain == libc::AF_INET6 {
+        set_if_known(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+    }
     // Kernels before 5.0 don't merge: every packet comes alone, and nothing else changes.
-    match set(fd, libc::SOL_UDP, libc::UDP_GRO, &1) {
+    set_if_known(fd, libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
+/// Sets an option that older kernels lack and do without.
+fn set_if_known(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    match set(fd, level, name, &value) {
         Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Makes the socket a member of a multicast group on an interface.
+pub(super) fn join(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change_membership(
+        fd,
+        group,
+        ifindex,
+        [libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP],
+    )
+}
+
+/// Ends the membership.
+pub(super) fn leave(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change_membership(
+        fd,
+        group,
+        ifindex,
+        [libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP],
+    )
+}
+
+/// `names`: what the change is called for IPv4 and IPv6.
+fn change_membership(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32, names: [c_int; 2]) -> io::Result<()> {
+    match group {
+        IpAddr::V4(group) => {
+            let request = libc::ip_mreqn {
+                imr_multiaddr: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(group.octets()),
+                },
+                imr_address: libc::in_addr { s_addr: 0 },
+                imr_ifindex: ifindex as c_int,
+            };
+            set(fd, libc::IPPROTO_IP, names[0], &request)
+        }
+        IpAddr::V6(group) => {
+            let request = libc::ipv6_mreq {
+                ipv6mr_multiaddr: libc::in6_addr {
+                    s6_addr: group.octets(),
+                },
+                ipv6mr_interface: ifindex,
+            };
+            set(fd, libc::IPPROTO_IPV6, names[1], &request)
+        }
     }
 }
 

@@ -100,7 +100,7 @@ fn slots() -> [OwnedFd; 2] {
 
 fn links() -> [UdpLink; 2] {
     let [a, b] = slots();
-    [UdpLink::new(a, 0).unwrap(), UdpLink::new(b, 1).unwrap()]
+    [(a, 0), (b, 1)].map(|(socket, slot)| UdpLink::new(socket, slot, true).unwrap())
 }
 
 fn path(ip: &str) -> Path {
@@ -602,29 +602,82 @@ fn a_full_socket_is_reported_and_nothing_is_forgotten() {
     });
 }
 
-#[test]
-fn multicast_reaches_members_of_this_host() {
-    in_namespace(|| {
-        let [a, b] = slots();
-        let any = libc::in_addr { s_addr: 0 };
-        let group = libc::ip_mreqn {
-            imr_multiaddr: libc::in_addr {
-                s_addr: u32::from_ne_bytes([239, 1, 1, 1]),
-            },
-            imr_address: any,
-            imr_ifindex: 1,
-        };
-        // What the daemon does for a QP that is attached.
-        socket::set(b.as_fd(), libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &group).unwrap();
-        let mut a = UdpLink::new(a, 0).unwrap();
-        let mut b = UdpLink::new(b, 1).unwrap();
-        let mut path = path(V4);
-        path.dest = "239.1.1.1".parse().unwrap();
+/// Packets to a group that a link received, after one each to `groups` from the other.
+fn after_multicast(a: &mut UdpLink, b: &mut UdpLink, groups: &[&str]) -> Vec<Received> {
+    for (tag, group) in (1..).zip(groups) {
+        let mut path = path(if group.contains(':') { V6 } else { V4 });
+        path.dest = group.parse().unwrap();
         path.hop_limit = 7;
-        send(&mut a, &path, 0xff_ffff, &packet(0xff_ffff, 64, 9)).unwrap();
-        a.flush().unwrap();
-        let received = receive(&mut b, 1);
-        assert_eq!((received[0].data[4], received[0].valid), (9, true));
-        assert_eq!((received[0].dest, received[0].hop_limit), (path.dest, 7));
+        path.traffic_class = 12;
+        send(a, &path, 0xff_ffff, &packet(0xff_ffff, 64, tag)).unwrap();
+        send(a, &path, 0xff_ffff, &packet(0xff_ffff, 64, 100 + tag)).unwrap();
+    }
+    // The last packet is no multicast, and shows that no more comes.
+    send(a, &path(V4), 0x01_0001, &packet(0x01_0001, 16, 99)).unwrap();
+    a.flush().unwrap();
+    let mut received = Vec::new();
+    while received.last().is_none_or(|last: &Received| last.data[4] != 99) {
+        received.extend(receive(b, 1));
+    }
+    received.pop();
+    received
+}
+
+fn multicast_reaches_members(groups: [&str; 2]) {
+    let [mut a, mut b] = links();
+    let tags = |received: &[Received]| received.iter().map(|it| it.data[4]).collect::<Vec<_>>();
+    assert_eq!(
+        tags(&after_multicast(&mut a, &mut b, &groups)),
+        [],
+        "nobody joined"
+    );
+
+    let [first, second]: [IpAddr; 2] = groups.map(|group| group.parse().unwrap());
+    b.join(first, 1).unwrap();
+    a.join(second, 1).unwrap();
+    let received = after_multicast(&mut a, &mut b, &groups);
+    assert_eq!(tags(&received), [1, 101], "not what another joined");
+    assert!(received.iter().all(|it| it.valid && it.dest == first));
+    assert!(
+        received
+            .iter()
+            .all(|it| (it.hop_limit, it.traffic_class) == (7, 12))
+    );
+    let own = receive(&mut a, 2);
+    assert_eq!(tags(&own), [2, 102], "what it sends itself, too");
+    assert!(own.iter().all(|it| it.valid && it.dest == second));
+
+    b.join(second, 1).unwrap();
+    assert_eq!(tags(&after_multicast(&mut a, &mut b, &groups)), [1, 101, 2, 102]);
+    b.leave(first).unwrap();
+    assert_eq!(tags(&after_multicast(&mut a, &mut b, &groups)), [2, 102]);
+    b.leave(second).unwrap();
+    assert_eq!(tags(&after_multicast(&mut a, &mut b, &groups)), []);
+    assert!(b.leave(second).is_err());
+}
+
+#[test]
+fn multicast_reaches_members_over_ipv4() {
+    in_namespace(|| multicast_reaches_members(["239.1.1.1", "239.1.1.2"]));
+}
+
+/// Linux has no route for it on the loopback interface.
+#[test]
+fn multicast_reaches_members_over_ipv6() {
+    in_namespace(|| multicast_reaches_members(["ff0e::4791", "ff01:0:2:c985::"]));
+}
+
+#[test]
+fn groups_are_limited_by_the_kernel() {
+    in_namespace(|| {
+        let [mut a, _] = links();
+        let most = most_groups();
+        let group = |n: u32| IpAddr::V4(std::net::Ipv4Addr::from(0xef00_0001 + n));
+        for n in 0..most {
+            a.join(group(n), 1).unwrap();
+        }
+        let error = a.join(group(most), 1).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOBUFS));
+        assert!(a.join(group(0), 77).is_err(), "no such interface");
     });
 }

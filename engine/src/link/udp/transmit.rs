@@ -10,6 +10,7 @@ use libc::{c_int, iovec, mmsghdr};
 use super::cmsg;
 use super::flows::{Flow, Flows};
 use super::socket;
+use super::tunnel;
 use crate::link::headers::Addressing;
 use crate::link::{ICRC_LEN, Path, TransmitError};
 use crate::memory::Fault;
@@ -76,9 +77,10 @@ pub(super) struct Transmitter {
 
 impl Transmitter {
     /// `like` is any UDP socket, to ask the kernel what it can.
-    pub fn new(like: BorrowedFd<'_>) -> Transmitter {
+    /// `loopback`: all paths are of the loopback interface.
+    pub fn new(like: BorrowedFd<'_>, loopback: bool) -> Transmitter {
         Transmitter {
-            flows: Flows::new(),
+            flows: Flows::new(loopback),
             buffer: vec![0; BUFFER].into_boxed_slice(),
             messages: Vec::with_capacity(MAX_MESSAGES),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
@@ -102,11 +104,6 @@ impl Transmitter {
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
-        let whole = len + ICRC_LEN;
-        if whole > MAX_SEND {
-            self.counters.lost_mtu += 1;
-            return Ok(());
-        }
         let waiting = &self.messages[self.sent..];
         let busy = |flow| waiting.iter().any(|message| message.flow == flow);
         let flow = match self.flows.find(path, dest_qpn, busy) {
@@ -123,7 +120,20 @@ impl Transmitter {
                 return Ok(());
             }
         };
-        let header = (path.traffic_class, path.hop_limit_on_wire());
+        let (front, header) = match self.flows.get(flow) {
+            // In the tunnel the packet itself says it.
+            Flow {
+                tunnelled: true,
+                default_header,
+                ..
+            } => (tunnel::FRONT, *default_header),
+            _ => (0, (path.traffic_class, path.hop_limit_on_wire())),
+        };
+        let whole = front + len + ICRC_LEN;
+        if whole > MAX_SEND {
+            self.counters.lost_mtu += 1;
+            return Ok(());
+        }
         if self.messages.len() == MAX_MESSAGES || self.used() + whole > BUFFER {
             match self.flush() {
                 Ok(true) => {}
@@ -135,8 +145,11 @@ impl Transmitter {
             Some(last) if self.joins(flow, header, whole) => (last.segments, false),
             _ => (0, true),
         };
-        let bytes = &mut self.buffer[start..start + whole];
+        let (head, bytes) = self.buffer[start..start + whole].split_at_mut(front);
         fill(&mut bytes[..len]).map_err(TransmitError::Fault)?;
+        if front > 0 {
+            tunnel::enter(path, bytes.len(), head);
+        }
         seal(self.flows.get(flow), id, bytes);
         if first {
             self.messages.push(Message {
@@ -293,7 +306,7 @@ impl Transmitter {
         let mut singles = Vec::with_capacity(usize::from(whole.segments));
         let mut start = whole.start;
         for bytes in self.buffer[whole.start..whole.end()].chunks_mut(whole.segment) {
-            seal(flow, 0, bytes);
+            seal(flow, 0, bytes.get_mut(flow.front()..).unwrap_or_default());
             let len = bytes.len();
             singles.push(Message {
                 start,

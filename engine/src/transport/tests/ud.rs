@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ferroce_wire::{Opcode, PathMtu};
 
 use super::pair::*;
+use crate::device::Others;
 use crate::verbs::*;
 
 const OK: WcStatus = WcStatus::Success;
@@ -113,4 +114,132 @@ fn what_finds_no_receive_is_dropped() {
     assert_eq!(pair.b.recv_wcs(), [(1, OK)]);
     assert_eq!(pair.b.counter("drop_no_receive"), 2);
     assert_eq!(pair.b.state(), QpState::Rts);
+}
+
+/// Another UD QP of a side, ready to receive, with `receives` posted.
+fn another(side: &mut Side, qkey: u32, receives: u64) -> u32 {
+    let (_, init) = side.dev.query_qp(side.qpn).unwrap();
+    let (qpn, _) = side.dev.create_qp(init).unwrap();
+    let attr = QpAttr {
+        state: QpState::Init,
+        port: 1,
+        qkey,
+        ..QpAttr::default()
+    };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
+    side.dev.modify_qp(side.now, qpn, &attr, mask).unwrap();
+    let attr = QpAttr {
+        state: QpState::Rtr,
+        ..attr
+    };
+    side.dev
+        .modify_qp(side.now, qpn, &attr, QpAttrMask::STATE)
+        .unwrap();
+    for wr_id in 0..receives {
+        let sges = [side.sge(RECV + 8192 * (wr_id + 1), 4136)];
+        side.dev.post_recv(qpn, &RecvWr { wr_id, sges: &sges }).unwrap();
+    }
+    qpn
+}
+
+const MULTICAST: u32 = 0xff_ffff;
+
+fn group(n: u8) -> IpAddr {
+    IpAddr::from([239, 1, 2, n])
+}
+
+#[test]
+fn every_qp_that_is_attached_gets_a_copy() {
+    let mut pair = pair();
+    let [twin, other_key, outsider] =
+        [(QKEY, 2), (QKEY + 1, 2), (QKEY, 2)].map(|(qkey, n)| another(&mut pair.b, qkey, n));
+    pair.b.recv(10, 4136);
+    let dev = &mut pair.b.dev;
+    assert_eq!(dev.attach_multicast(pair.b.qpn, group(1)), Ok(Others::None));
+    assert_eq!(dev.attach_multicast(twin, group(1)), Ok(Others::Some));
+    assert_eq!(
+        dev.attach_multicast(twin, group(1)),
+        Ok(Others::Some),
+        "again is nothing"
+    );
+    assert_eq!(dev.attach_multicast(other_key, group(1)), Ok(Others::Some));
+    assert_eq!(dev.attach_multicast(outsider, group(2)), Ok(Others::None));
+    datagram(&mut pair.a, 1, 100, (MULTICAST, group(1)), QKEY).unwrap();
+    pair.run();
+    let got = pair.b.recv_full();
+    let mut qpns: Vec<u32> = got.iter().map(|wc| wc.qp_num).collect();
+    qpns.sort_unstable();
+    let mut expected = [pair.b.qpn, twin];
+    expected.sort_unstable();
+    assert_eq!(qpns, expected);
+    assert!(got.iter().all(|wc| wc.byte_len == 140 && wc.src_qp == pair.a.qpn));
+    assert_eq!(pair.b.counter("drop_qkey"), 1);
+    assert_eq!(
+        pair.b.target(140)[36..40],
+        [239, 1, 2, 1],
+        "the GRH names the group"
+    );
+    assert_eq!(pair.b.target(140)[40..], pair.a.source(100));
+
+    // One has no receive left: the other still gets its copy.
+    datagram(&mut pair.a, 2, 100, (MULTICAST, group(1)), QKEY).unwrap();
+    pair.run();
+    assert_eq!(
+        pair.b.recv_full().iter().map(|wc| wc.qp_num).collect::<Vec<_>>(),
+        [twin]
+    );
+    assert_eq!(pair.b.counter("drop_no_receive"), 1);
+}
+
+#[test]
+fn only_multicast_goes_to_groups() {
+    let mut pair = pair();
+    pair.b.recv(1, 4136);
+    let qpn = pair.b.qpn;
+    pair.b.dev.attach_multicast(qpn, group(1)).unwrap();
+    // A group that nobody is attached to, a single QP of the group, the multicast QPN at a host's address.
+    for to in [(MULTICAST, group(2)), (qpn, group(1)), (MULTICAST, pair.b.addr)] {
+        datagram(&mut pair.a, 1, 10, to, QKEY).unwrap();
+        pair.run();
+    }
+    assert_eq!(pair.b.recv_wcs(), []);
+    assert_eq!(pair.b.counter("drop_group"), 3);
+}
+
+#[test]
+fn attaching_and_detaching() {
+    let mut pair = pair();
+    let (qpn, twin) = (pair.b.qpn, another(&mut pair.b, QKEY, 0));
+    let (dev, now) = (&mut pair.b.dev, pair.b.now);
+    assert_eq!(dev.detach_multicast(qpn, group(1)), Err(VerbsError::Invalid));
+    assert_eq!(
+        dev.attach_multicast(qpn, IpAddr::from([10, 0, 0, 9])),
+        Err(VerbsError::Invalid)
+    );
+    dev.attach_multicast(qpn, group(1)).unwrap();
+    dev.attach_multicast(qpn, group(2)).unwrap();
+    dev.attach_multicast(twin, group(1)).unwrap();
+    assert_eq!(dev.detach_multicast(twin, group(2)), Err(VerbsError::Invalid));
+    assert_eq!(dev.destroy_qp(now, qpn), Err(VerbsError::Busy));
+    assert_eq!(dev.detach_multicast(qpn, group(1)), Ok(Others::Some));
+    assert_eq!(dev.detach_multicast(twin, group(1)), Ok(Others::None));
+    assert_eq!(dev.destroy_qp(now, qpn), Err(VerbsError::Busy));
+    assert_eq!(dev.detach_multicast(qpn, group(2)), Ok(Others::None));
+    dev.destroy_qp(now, qpn).unwrap();
+    assert_eq!(dev.attach_multicast(qpn, group(1)), Err(VerbsError::NotFound));
+
+    for n in 0..dev.limits().max_mcast_grp as u8 {
+        dev.attach_multicast(twin, group(n)).unwrap();
+    }
+    assert_eq!(dev.attach_multicast(twin, group(200)), Err(VerbsError::NoMemory));
+    dev.detach_multicast(twin, group(0)).unwrap();
+    dev.attach_multicast(twin, group(200)).unwrap();
+
+    let mut connected = Pair::new(&Setup::default());
+    let qpn = connected.a.qpn;
+    assert_eq!(
+        connected.a.dev.attach_multicast(qpn, group(1)),
+        Err(VerbsError::Invalid),
+        "RC has no multicast"
+    );
 }
