@@ -217,6 +217,10 @@ pub fn replay(case: &Case) {
         window: 0,
         current: None,
     };
+    let (qpn, dest) = (server.node.qpn, captured[0].dest);
+    if dest.is_multicast() {
+        server.node.device.attach_multicast(qpn, dest).unwrap();
+    }
     let mut sent: Vec<Packet> = Vec::new();
     for (n, captured) in captured.iter().filter(|c| c.by_client).enumerate() {
         let op = &ops[op_of(&captured.packet, &server.options, &ops)];
