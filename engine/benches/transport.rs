@@ -89,12 +89,13 @@ impl Side {
             max_inline_data: 0,
         };
         let init = QpInit {
-            pd,
+            pd: Some(pd),
             qp_type: QpType::Rc,
             cap,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
+            send_cq: Some(cq.clone()),
+            recv_cq: Some(cq.clone()),
             srq: None,
+            xrcd: None,
             sq_sig_all: true,
         };
         let (qpn, _) = dev.create_qp(init).unwrap();
@@ -225,7 +226,7 @@ fn run(len: u32) -> f64 {
                 operation: Operation::Send,
                 flags: SendFlags::empty(),
                 sges: &from,
-                ud: None,
+                ..SendWr::default()
             };
             a.dev.post_send(Time::ZERO, a.qpn, &wr).unwrap();
         }

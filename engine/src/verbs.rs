@@ -27,6 +27,12 @@ pub enum VerbsError {
     /// No such object (ENOENT).
     #[error("no such object")]
     NotFound,
+    /// A descriptor that is not open (EBADF).
+    #[error("bad descriptor")]
+    BadDescriptor,
+    /// There is no XRC domain of this file yet, and none is to be made (EAGAIN).
+    #[error("no such domain yet")]
+    NoDomain,
     /// The engine can't be used any more: the device is gone, or this is a forked child (EIO).
     #[error("device is gone")]
     Gone,
@@ -42,6 +48,8 @@ impl VerbsError {
             VerbsError::NotSupported => libc::EOPNOTSUPP,
             VerbsError::Fault => libc::EFAULT,
             VerbsError::NotFound => libc::ENOENT,
+            VerbsError::BadDescriptor => libc::EBADF,
+            VerbsError::NoDomain => libc::EAGAIN,
             VerbsError::Gone => libc::EIO,
         }
     }
@@ -385,7 +393,7 @@ pub struct UdDest {
     pub qkey: u32,
 }
 
-/// A send work request.
+/// A send work request. [`SendWr::default`] is an unsignaled SEND of nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// The application's cookie.
@@ -398,6 +406,21 @@ pub struct SendWr<'a> {
     pub sges: &'a [Sge],
     /// UD only.
     pub ud: Option<UdDest>,
+    /// XRC only: the number of the SRQ at the peer, 24 bits.
+    pub srqn: u32,
+}
+
+impl Default for SendWr<'_> {
+    fn default() -> Self {
+        SendWr {
+            wr_id: 0,
+            operation: Operation::Send,
+            flags: SendFlags::empty(),
+            sges: &[],
+            ud: None,
+            srqn: 0,
+        }
+    }
 }
 
 /// A receive work request.
@@ -486,8 +509,10 @@ pub struct Wc {
     pub imm: u32,
     /// The local QPN.
     pub qp_num: u32,
-    /// The sender's QPN (UD).
+    /// The sender's QPN (UD, XRC).
     pub src_qp: u32,
+    /// The XRC SRQ that a receive was of; 0 if it was of none.
+    pub srqn: u32,
     /// Flags.
     pub flags: WcFlags,
     /// Service level (UD).

@@ -53,6 +53,9 @@ fn all() -> Vec<Check> {
             max_ah, max_fmr, max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay,
             phys_port_cnt,
         }
+        ibv_xrcd { context }
+        ibv_xrcd_init_attr { comp_mask, fd, oflags }
+        ibv_qp_open_attr { comp_mask, qp_num, xrcd, qp_context, qp_type }
         ibv_query_device_ex_input { comp_mask }
         ibv_odp_caps { general_caps, rc_odp_caps = "per_transport_caps" }
         ibv_tso_caps { max_tso, supported_qpts }

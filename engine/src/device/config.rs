@@ -10,7 +10,13 @@ use crate::memory::Memory;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PdId(pub(crate) u32);
 
-/// A shared receive queue; the number is that of [`crate::verbs::AsyncEvent::SrqLimit`].
+impl PdId {
+    /// What stands in a QP without a protection domain: nothing belongs to it.
+    pub(crate) const NONE: PdId = PdId(0);
+}
+
+/// A shared receive queue; the number, of 24 bits, is that of [`crate::verbs::AsyncEvent::SrqLimit`] and the one by
+/// which XRC peers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SrqId(pub u32);
 

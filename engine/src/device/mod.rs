@@ -12,6 +12,7 @@ mod multicast;
 mod objects;
 mod pairs;
 mod table;
+mod xrc;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -27,6 +28,8 @@ pub use crate::qp::QpInit;
 pub use config::{Acks, DeviceConfig, Limits, MrInfo, MwId, PdId, Progress, SrqAttr, SrqId};
 pub(crate) use counters::Counters;
 pub use multicast::Others;
+pub(crate) use xrc::DomainId;
+pub use xrc::{FileId, XrcdId};
 
 use crate::memory::Memory;
 use crate::memory::keys::KeyTable;
@@ -38,6 +41,7 @@ use crate::transport::responder::Parting;
 use crate::transport::window::PacketCost;
 use crate::verbs::{AsyncEvent, VerbsError};
 use table::QpTable;
+use xrc::Xrcd;
 
 #[cfg(test)]
 mod tests;
@@ -49,14 +53,18 @@ pub struct Device {
     memory: Arc<dyn Memory>,
     cost: PacketCost,
     rng: ChaCha12Rng,
-    /// Next PD, CQ and SRQ number.
+    /// Number of the newest PD, CQ or XRC domain.
     next_id: u64,
+    /// High byte of QP and SRQ numbers, and the low half of the newest SRQ number.
+    slot: u8,
+    newest_srq: u16,
     /// Objects in each PD.
     pds: FxHashMap<PdId, u32>,
     keys: KeyTable,
     /// CQs and how many QPs use each.
     cqs: FxHashMap<u64, (Arc<Cq>, u32)>,
     srqs: FxHashMap<SrqId, Srq>,
+    xrcds: FxHashMap<XrcdId, Xrcd>,
     qps: QpTable,
     /// QPs attached to each multicast group; none is empty.
     groups: FxHashMap<IpAddr, Vec<u32>>,
@@ -85,10 +93,13 @@ impl Device {
             memory: config.memory,
             rng: ChaCha12Rng::from_seed(config.seed),
             next_id: 1,
+            slot: config.slot,
+            newest_srq: 0,
             pds: FxHashMap::default(),
             keys: KeyTable::default(),
             cqs: FxHashMap::default(),
             srqs: FxHashMap::default(),
+            xrcds: FxHashMap::default(),
             qps: QpTable::new(config.slot),
             groups: FxHashMap::default(),
             events: VecDeque::new(),
@@ -143,6 +154,17 @@ impl Device {
             partings: &mut self.partings,
         };
         Ok((qp, shared))
+    }
+
+    /// A number for a new SRQ: unique on this device, and not used again soon.
+    fn new_srq_id(&mut self) -> SrqId {
+        loop {
+            self.newest_srq = self.newest_srq.wrapping_add(1);
+            let id = SrqId(u32::from(self.slot) << 16 | u32::from(self.newest_srq));
+            if self.newest_srq != 0 && !self.srqs.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// A random key for a new object.

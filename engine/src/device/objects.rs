@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Device, MrInfo, MwId, PdId, SrqAttr, SrqId};
 use crate::memory::keys::{Region, Window, index};
 use crate::queue::rq::RecvQueue;
-use crate::queue::srq::Srq;
+use crate::queue::srq::{Srq, XrcPart};
 use crate::queue::{Cq, CqNotify};
 use crate::verbs::{Access, MwType, RecvWr, VerbsError};
 
@@ -155,7 +155,7 @@ impl Device {
             return Err(VerbsError::Invalid);
         }
         self.enter_pd(pd)?;
-        let id = SrqId(self.new_id() as u32);
+        let id = self.new_srq_id();
         self.srqs.insert(
             id,
             Srq {
@@ -163,6 +163,7 @@ impl Device {
                 queue: RecvQueue::new(max_wr, max_sge),
                 limit,
                 users: 0,
+                xrc: None,
             },
         );
         Ok(id)
@@ -200,15 +201,19 @@ impl Device {
         })
     }
 
-    /// Ends an SRQ. EBUSY while QPs use it.
+    /// Ends an SRQ, and takes an XRC SRQ's completions out of its CQ. EBUSY while QPs were made with it.
     pub fn destroy_srq(&mut self, id: SrqId) -> Result<(), VerbsError> {
         let srq = self.srqs.get(&id).ok_or(VerbsError::NotFound)?;
         if srq.users > 0 {
             return Err(VerbsError::Busy);
         }
-        let pd = srq.pd;
-        self.srqs.remove(&id);
-        self.leave_pd(pd);
+        let srq = self.srqs.remove(&id).ok_or(VerbsError::NotFound)?;
+        if let Some(XrcPart { xrcd, cq, .. }) = srq.xrc {
+            cq.remove_srq(id.0);
+            self.use_cq(&cq, false);
+            self.use_xrcd(xrcd, false);
+        }
+        self.leave_pd(srq.pd);
         Ok(())
     }
 

@@ -11,40 +11,40 @@ impl Device {
     /// Makes a QP in RESET; gives its number and the queue sizes granted.
     pub fn create_qp(&mut self, init: QpInit) -> Result<(u32, QpCap), VerbsError> {
         room(self.qps.len(), self.limits.max_qp)?;
-        if matches!(init.qp_type, QpType::XrcSend | QpType::XrcRecv) {
-            return Err(VerbsError::NotSupported);
-        }
+        let init = of_its_type(init)?;
         let (cap, limits) = (init.cap, &self.limits);
         let fits = cap.max_send_wr <= limits.max_qp_wr
             && cap.max_recv_wr <= limits.max_qp_wr
             && cap.max_send_sge <= limits.max_sge
             && cap.max_recv_sge <= limits.max_sge
             && cap.max_inline_data <= limits.max_inline;
-        if !fits || !self.has_cq(&init.send_cq) || !self.has_cq(&init.recv_cq) {
+        let mut cqs = init.send_cq.iter().chain(&init.recv_cq);
+        if !fits || !cqs.all(|cq| self.has_cq(cq)) {
             return Err(VerbsError::Invalid);
         }
-        let granted = match init.srq {
-            None => cap,
-            Some(_) => QpCap {
-                max_recv_wr: 0,
-                max_recv_sge: 0,
-                ..cap
-            },
-        };
         if let Some(id) = init.srq {
-            self.srqs.get_mut(&id).ok_or(VerbsError::Invalid)?;
+            let srq = self.srqs.get(&id).ok_or(VerbsError::Invalid)?;
+            if srq.xrc.is_some() {
+                return Err(VerbsError::Invalid);
+            }
         }
-        self.enter_pd(init.pd)?;
+        let domain = init.xrcd.map(|id| self.domain(id)).transpose()?;
+        if let Some(pd) = init.pd {
+            self.enter_pd(pd)?;
+        }
+        if let Some(id) = init.xrcd {
+            self.use_xrcd(id, true);
+        }
         if let Some(srq) = init.srq.and_then(|id| self.srqs.get_mut(&id)) {
             srq.users += 1;
         }
-        self.use_cq(&init.send_cq, true);
-        self.use_cq(&init.recv_cq, true);
+        for cq in init.send_cq.iter().chain(&init.recv_cq) {
+            self.use_cq(cq, true);
+        }
         let qpn = self.qps.new_qpn(&mut self.rng);
-        let init = QpInit { cap: granted, ..init };
-        self.qps
-            .insert(Box::new(Qp::new(qpn, init, self.mtu.bytes() as u32)));
-        Ok((qpn, granted))
+        let mtu = self.mtu.bytes() as u32;
+        self.qps.insert(Box::new(Qp::new(qpn, init, domain, mtu)));
+        Ok((qpn, cap))
     }
 
     /// Changes attributes of a QP; nothing if any of them is wrong.
@@ -79,15 +79,20 @@ impl Device {
         qp.release_active(&mut shared);
         let qp = self.qps.remove(qpn).ok_or(VerbsError::NotFound)?;
         let init = &qp.init;
-        init.send_cq.remove_qp(qpn);
-        init.recv_cq.remove_qp(qpn);
-        self.use_cq(&init.send_cq, false);
-        self.use_cq(&init.recv_cq, false);
+        for cq in init.send_cq.iter().chain(&init.recv_cq) {
+            cq.remove_qp(qpn);
+            self.use_cq(cq, false);
+        }
+        for xrcd in qp.opened {
+            self.use_xrcd(xrcd, false);
+        }
         if let Some(srq) = init.srq.and_then(|id| self.srqs.get_mut(&id)) {
             srq.users = srq.users.saturating_sub(1);
         }
         self.keys.release_qp(qpn);
-        self.leave_pd(init.pd);
+        if let Some(pd) = init.pd {
+            self.leave_pd(pd);
+        }
         Ok(())
     }
 
@@ -127,5 +132,41 @@ impl Device {
             remote: qp.attr.path.map(|path| path.dest),
         };
         self.qps.iter().map(report).collect()
+    }
+}
+
+/// The QP as its type has it, without what that lacks. EINVAL if something is missing that it needs.
+fn of_its_type(init: QpInit) -> Result<QpInit, VerbsError> {
+    let (sends, receives) = match init.qp_type {
+        QpType::XrcSend => (true, false),
+        QpType::XrcRecv => (false, false),
+        QpType::Rc | QpType::Uc | QpType::Ud => (true, true),
+    };
+    let srq = init.srq.filter(|_| receives);
+    let mut cap = init.cap;
+    if !sends {
+        (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
+    }
+    if !receives || srq.is_some() {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+    let target = init.qp_type == QpType::XrcRecv;
+    let made = QpInit {
+        pd: init.pd.filter(|_| !target),
+        send_cq: init.send_cq.filter(|_| sends),
+        recv_cq: init.recv_cq.filter(|_| receives),
+        xrcd: init.xrcd.filter(|_| target),
+        srq,
+        cap,
+        ..init
+    };
+    let complete = made.pd.is_some() != target
+        && made.send_cq.is_some() == sends
+        && made.recv_cq.is_some() == receives
+        && made.xrcd.is_some() == target;
+    if complete {
+        Ok(made)
+    } else {
+        Err(VerbsError::Invalid)
     }
 }

@@ -28,12 +28,13 @@ fn init(pd: PdId, cq: &Arc<Cq>, qp_type: QpType) -> QpInit {
         max_inline_data: 64,
     };
     QpInit {
-        pd,
+        pd: Some(pd),
         qp_type,
         cap,
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
+        send_cq: Some(cq.clone()),
+        recv_cq: Some(cq.clone()),
         srq: None,
+        xrcd: None,
         sq_sig_all: false,
     }
 }
@@ -166,7 +167,7 @@ fn posting_by_state() {
         operation: Operation::Send,
         flags: SendFlags::empty(),
         sges: &[],
-        ud: None,
+        ..SendWr::default()
     };
     assert_eq!(dev.post_recv(qpn, &recv), Err(VerbsError::Invalid));
     let attr = QpAttr {

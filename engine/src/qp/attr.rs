@@ -2,7 +2,7 @@
 
 use ferroce_wire::{PathMtu, Psn};
 
-use super::state::check_transition;
+use super::state::{check_transition, relevant};
 use super::{Qp, Shared};
 use crate::device::Limits;
 use crate::verbs::{QpAttr, QpAttrMask as M, QpState, QpType, VerbsError};
@@ -17,6 +17,7 @@ impl Qp {
         new: &QpAttr,
         mask: M,
     ) -> Result<(), VerbsError> {
+        let mask = relevant(self.init.qp_type, mask);
         if mask.contains(M::CUR_STATE) && new.cur_state != self.state {
             return Err(VerbsError::Invalid);
         }
@@ -108,8 +109,9 @@ impl Qp {
         self.rq.clear();
         self.requester.stop();
         self.responder.reset();
-        self.init.send_cq.remove_qp(self.qpn);
-        self.init.recv_cq.remove_qp(self.qpn);
+        for cq in self.init.send_cq.iter().chain(&self.init.recv_cq) {
+            cq.remove_qp(self.qpn);
+        }
         self.attr = QpAttr {
             cap: self.attr.cap,
             ..QpAttr::default()

@@ -55,7 +55,7 @@ impl Qp {
         self.state = QpState::Err;
         self.flush_send(shared);
         self.flush_recv(shared);
-        if self.init.srq.is_some() {
+        if self.init.srq.is_some() || self.init.qp_type == QpType::XrcRecv {
             shared.events.push_back(AsyncEvent::LastWqeReached(self.qpn));
         }
     }
@@ -81,7 +81,7 @@ impl Qp {
     /// Ends the use of the receive WQE in progress, if there is one; gives its cookie.
     pub fn release_active(&mut self, shared: &mut Shared<'_>) -> Option<u64> {
         let wr_id = self.responder.end_active()?;
-        match self.init.srq {
+        match self.responder.srq {
             None => self.rq.done(),
             Some(id) => {
                 if let Some(srq) = shared.srqs.get_mut(&id) {

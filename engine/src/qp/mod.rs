@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferroce_wire::TransportClass;
 use rustc_hash::FxHashMap;
 
-use crate::device::{Counters, PdId, SrqId};
+use crate::device::{Counters, DomainId, PdId, SrqId, XrcdId};
 use crate::memory::Memory;
 use crate::memory::keys::{KeyTable, Scope};
 use crate::queue::Cq;
@@ -27,18 +27,20 @@ use crate::verbs::{AsyncEvent, QpAttr, QpCap, QpState, QpType, Wc};
 /// How a QP is made.
 #[derive(Clone, Debug)]
 pub struct QpInit {
-    /// Protection domain.
-    pub pd: PdId,
+    /// Protection domain; XRC targets have none.
+    pub pd: Option<PdId>,
     /// Transport.
     pub qp_type: QpType,
     /// Queue sizes wanted, or granted (query).
     pub cap: QpCap,
-    /// Where sends complete.
-    pub send_cq: Arc<Cq>,
-    /// Where receives complete.
-    pub recv_cq: Arc<Cq>,
+    /// Where sends complete; XRC targets have none.
+    pub send_cq: Option<Arc<Cq>>,
+    /// Where receives complete; XRC QPs have none.
+    pub recv_cq: Option<Arc<Cq>>,
     /// Receives come from this SRQ instead of the QP's own queue.
     pub srq: Option<SrqId>,
+    /// XRC targets only: receives come from the SRQ of this domain that the peer names.
+    pub xrcd: Option<XrcdId>,
     /// Every send gives a completion.
     pub sq_sig_all: bool,
 }
@@ -80,6 +82,11 @@ pub(crate) enum AckWait {
 pub(crate) struct Qp {
     pub qpn: u32,
     pub init: QpInit,
+    /// The protection domain, or none.
+    pub pd: PdId,
+    /// XRC targets only: the domain, and the openings of it that the QP was made and opened with.
+    pub domain: Option<DomainId>,
+    pub opened: Vec<XrcdId>,
     pub attr: QpAttr,
     pub state: QpState,
     /// Payload bytes of a full packet.
@@ -100,12 +107,16 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// A QP in RESET.
-    pub fn new(qpn: u32, init: QpInit, mtu: u32) -> Qp {
+    /// A QP in RESET. `domain`: of XRC targets.
+    pub fn new(qpn: u32, init: QpInit, domain: Option<DomainId>, mtu: u32) -> Qp {
         let cap = init.cap;
         let ud = (init.qp_type == QpType::Ud).then_some(crate::transport::ud::NOWHERE);
+        let pd = init.pd.unwrap_or(PdId::NONE);
         Qp {
             qpn,
+            pd,
+            domain,
+            opened: init.xrcd.into_iter().collect(),
             attr: QpAttr {
                 cap,
                 ..QpAttr::default()
@@ -115,7 +126,7 @@ impl Qp {
             sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data, ud),
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
             requester: Requester::default(),
-            responder: Responder::new(cap.max_recv_sge),
+            responder: Responder::new(cap.max_recv_sge, pd, init.srq),
             queued: false,
             ack_wait: AckWait::No,
             answers: false,
@@ -135,12 +146,19 @@ impl Qp {
         }
     }
 
-    /// Which keys it and its peer may use.
+    /// Which keys it and its peer may use, by the newest request.
     pub fn scope(&self) -> Scope {
-        Scope {
-            pd: self.init.pd,
-            qpn: self.qpn,
-        }
+        self.scope_of(self.responder.pd)
+    }
+
+    /// Which keys its peer may use by a request whose memory is of this domain.
+    pub fn scope_of(&self, pd: PdId) -> Scope {
+        Scope { pd, qpn: self.qpn }
+    }
+
+    /// Whether packets are acknowledged: RC and XRC.
+    pub fn is_reliable(&self) -> bool {
+        matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
     }
 
     /// Whether there may be something to send now.
@@ -168,29 +186,36 @@ impl Qp {
 
     /// Puts a completion of a send into its CQ.
     pub fn push_send(&self, shared: &mut Shared<'_>, wc: Wc) {
-        let wc = Wc {
-            qp_num: self.qpn,
-            timestamp: shared.now.as_nanos(),
-            ..wc
-        };
-        if self.init.send_cq.push(wc, false).is_err() {
-            shared
-                .events
-                .push_back(AsyncEvent::CqError(self.init.send_cq.id()));
+        if let Some(cq) = &self.init.send_cq {
+            self.push(cq, shared.now, shared.events, wc, false);
         }
     }
 
-    /// Puts a completion of a receive into its CQ.
+    /// Puts a completion of a receive into its CQ: the QP's, or that of the XRC SRQ it was of.
     pub fn push_recv(&self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
+        if self.init.qp_type != QpType::XrcRecv {
+            if let Some(cq) = &self.init.recv_cq {
+                self.push(cq, shared.now, shared.events, wc, solicited);
+            }
+            return;
+        }
+        let id = self.responder.srq;
+        let srq = id.and_then(|id| shared.srqs.get(&id));
+        if let (Some(SrqId(srqn)), Some(xrc)) = (id, srq.and_then(|srq| srq.xrc.as_ref())) {
+            let src_qp = self.attr.dest_qpn;
+            let wc = Wc { srqn, src_qp, ..wc };
+            self.push(&xrc.cq, shared.now, shared.events, wc, solicited);
+        }
+    }
+
+    fn push(&self, cq: &Cq, now: Time, events: &mut VecDeque<AsyncEvent>, wc: Wc, solicited: bool) {
         let wc = Wc {
             qp_num: self.qpn,
-            timestamp: shared.now.as_nanos(),
+            timestamp: now.as_nanos(),
             ..wc
         };
-        if self.init.recv_cq.push(wc, solicited).is_err() {
-            shared
-                .events
-                .push_back(AsyncEvent::CqError(self.init.recv_cq.id()));
+        if cq.push(wc, solicited).is_err() {
+            events.push_back(AsyncEvent::CqError(cq.id()));
         }
     }
 }

@@ -34,6 +34,9 @@ impl Qp {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(VerbsError::Invalid);
         }
+        if self.init.qp_type == QpType::XrcRecv {
+            return Err(VerbsError::Invalid);
+        }
         let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         self.check_operation(wr, length)?;
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -52,16 +55,17 @@ impl Qp {
     /// Whether the type of QP has this operation, in this form. `length`: bytes of local data.
     fn check_operation(&self, wr: &SendWr<'_>, length: u64) -> Result<(), VerbsError> {
         let qp_type = self.init.qp_type;
-        let connected = matches!(qp_type, QpType::Rc | QpType::Uc);
+        let reliable = self.is_reliable();
+        let connected = reliable || qp_type == QpType::Uc;
         let inline = wr.flags.contains(SendFlags::INLINE);
         let ok = match wr.operation {
             Operation::Send | Operation::SendImm(_) => connected || qp_type == QpType::Ud && wr.ud.is_some(),
             Operation::Write { .. } | Operation::WriteImm { .. } => connected,
-            Operation::Read { .. } => qp_type == QpType::Rc && !inline,
+            Operation::Read { .. } => reliable && !inline,
             Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
-                qp_type == QpType::Rc && !inline && addr.is_multiple_of(8) && length == 8
+                reliable && !inline && addr.is_multiple_of(8) && length == 8
             }
-            Operation::SendInv(_) => qp_type == QpType::Rc,
+            Operation::SendInv(_) => reliable,
             Operation::BindMw(_) | Operation::LocalInvalidate(_) => connected && wr.sges.is_empty(),
         };
         if ok { Ok(()) } else { Err(VerbsError::Invalid) }
@@ -69,7 +73,8 @@ impl Qp {
 
     /// Posts a receive to the QP's own queue.
     pub fn post_recv(&mut self, shared: &mut Shared<'_>, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
-        if self.state == QpState::Reset || self.init.srq.is_some() {
+        let has_queue = self.init.srq.is_none() && self.init.recv_cq.is_some();
+        if self.state == QpState::Reset || !has_queue {
             return Err(VerbsError::Invalid);
         }
         if self.state == QpState::Err {

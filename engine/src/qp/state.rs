@@ -23,6 +23,15 @@ pub(crate) fn check_transition(
     }
 }
 
+/// The attributes that count: those of the half that an XRC QP lacks are not looked at, as programs set them all.
+pub(crate) fn relevant(qp_type: QpType, mask: M) -> M {
+    match qp_type {
+        QpType::XrcSend => mask - (M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER),
+        QpType::XrcRecv => mask - (M::MAX_QP_RD_ATOMIC | M::RETRY_CNT | M::RNR_RETRY),
+        _ => mask,
+    }
+}
+
 /// What a transition needs and allows; `None` if there is no such transition.
 fn rule(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -118,6 +127,22 @@ mod tests {
         assert!(ok(QpType::Rc, QpState::Init, QpState::Rtr, RC_RTR));
         assert!(ok(QpType::Ud, QpState::Rtr, QpState::Rts, M::STATE | M::SQ_PSN));
         assert!(!ok(QpType::Rc, QpState::Rtr, QpState::Rts, M::STATE | M::SQ_PSN));
+    }
+
+    #[test]
+    fn halves_of_xrc() {
+        let sending = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        for (half, rtr, rts) in [
+            (QpType::XrcSend, RTR, sending),
+            (QpType::XrcRecv, RC_RTR, M::TIMEOUT),
+        ] {
+            assert!(ok(half, QpState::Init, QpState::Rtr, rtr));
+            let rts = M::STATE | M::SQ_PSN | rts;
+            assert!(ok(half, QpState::Rtr, QpState::Rts, rts));
+            assert!(!ok(half, QpState::Rtr, QpState::Rts, rts - M::TIMEOUT));
+            assert_eq!(relevant(half, RC_RTR), rtr, "RC's attributes do for both halves");
+            assert_eq!(relevant(half, M::STATE | M::SQ_PSN | sending), rts);
+        }
     }
 
     #[test]

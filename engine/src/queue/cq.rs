@@ -158,8 +158,17 @@ impl Cq {
 
     /// Forgets the completions of a QP that is destroyed or reset.
     pub fn remove_qp(&self, qpn: u32) {
+        self.retain(|wc| wc.qp_num != qpn);
+    }
+
+    /// Forgets the completions of an XRC SRQ that is destroyed.
+    pub(crate) fn remove_srq(&self, srqn: u32) {
+        self.retain(|wc| wc.srqn != srqn);
+    }
+
+    fn retain(&self, keep: impl Fn(&Wc) -> bool) {
         let mut ring = self.ring.lock();
-        ring.entries.retain(|wc| wc.qp_num != qpn);
+        ring.entries.retain(keep);
         self.len.store(ring.entries.len(), Ordering::Release);
     }
 }

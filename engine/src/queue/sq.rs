@@ -19,6 +19,8 @@ pub(crate) struct SendWqe {
     pub packets: u32,
     /// Send sequence number: messages up to and with this one since RTS; what the peer's credits count.
     pub ssn: u64,
+    /// XRC only: the SRQ at the peer.
+    pub srqn: u32,
 }
 
 impl SendWqe {
@@ -58,6 +60,7 @@ impl SendQueue {
             first: 0,
             packets: 0,
             ssn: 0,
+            srqn: 0,
         };
         SendQueue {
             wqes: vec![empty; slots],
@@ -149,6 +152,7 @@ impl SendQueue {
             first,
             packets,
             ssn,
+            srqn: wr.srqn,
         };
         *self.wqes.get_mut(slot).ok_or(VerbsError::Invalid)? = wqe;
         self.tail += 1;
@@ -233,7 +237,7 @@ mod tests {
                 length: 1,
                 lkey: 1,
             }],
-            ud: None,
+            ..SendWr::default()
         };
         sq.check(1)?;
         sq.post(&wr, 1, (first, packets, 0), |_, _| Ok(()))
@@ -286,7 +290,7 @@ mod tests {
             operation: Operation::Send,
             flags: SendFlags::INLINE,
             sges: &sges,
-            ud: None,
+            ..SendWr::default()
         };
         let read = |addr: u64, into: &mut [u8]| {
             into.fill(addr as u8);

@@ -1,7 +1,10 @@
 //! Shared receive queue: a receive queue of many QPs, with a low-water event.
 
 use super::rq::{ActiveRecv, RecvQueue};
-use crate::device::PdId;
+use std::sync::Arc;
+
+use crate::device::{DomainId, PdId, XrcdId};
+use crate::queue::Cq;
 
 /// A shared receive queue.
 pub(crate) struct Srq {
@@ -9,8 +12,20 @@ pub(crate) struct Srq {
     pub queue: RecvQueue,
     /// Raise an event when fewer WQEs than this remain; 0: none. Fires once.
     pub limit: u32,
-    /// QPs that use it.
+    /// QPs that were made with it.
     pub users: u32,
+    /// Of an XRC SRQ only.
+    pub xrc: Option<XrcPart>,
+}
+
+/// What an XRC SRQ has beside.
+pub(crate) struct XrcPart {
+    /// The opened domain that it was made with.
+    pub xrcd: XrcdId,
+    /// The target QPs of this domain reach it.
+    pub domain: DomainId,
+    /// Where its receives complete.
+    pub cq: Arc<Cq>,
 }
 
 /// What [`Srq::take`] found.

@@ -103,7 +103,7 @@ impl Qp {
     /// Puts data of a response where the oldest WQE wants it.
     fn take_data(&mut self, shared: &mut Shared<'_>, index: u64, wqe: &SendWqe, offset: u32, data: &[u8]) {
         let domain = Domain {
-            pd: self.init.pd,
+            pd: self.pd,
             keys: &*shared.keys,
             memory: shared.memory,
         };

@@ -5,6 +5,7 @@ use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
 use super::receive::{Position, Refusal};
 use super::resources::{Answer, Resource};
 use super::responder::Response;
+use crate::device::SrqId;
 use crate::memory::AtomicOp;
 use crate::qp::{Qp, Shared};
 use crate::verbs::{Access, AsyncEvent, QpState, WcStatus};
@@ -67,16 +68,7 @@ impl Qp {
 
     /// Carries out the request that was expected.
     fn execute(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
-        let done = match roce.opcode().kind() {
-            Kind::ReadRequest => self.execute_read(shared, roce),
-            Kind::CompareSwap | Kind::FetchAdd => self.execute_atomic(shared, roce),
-            _ => self.carry_out(shared, roce).map(|()| Done {
-                packets: 1,
-                completes: Position::of(roce.opcode()).last,
-                answered: false,
-            }),
-        };
-        match done {
+        match self.execute_request(shared, roce) {
             Ok(done) => {
                 self.responder.accept(done.packets, done.completes);
                 if done.answered {
@@ -87,6 +79,35 @@ impl Qp {
             }
             Err(refusal) => self.refuse(shared, refusal),
         }
+    }
+
+    /// Carries out the request that was expected, if nothing speaks against it.
+    fn execute_request(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
+        if let Some(xrceth) = roce.xrceth() {
+            self.choose_srq(shared, SrqId(xrceth.srqn))?;
+        }
+        match roce.opcode().kind() {
+            Kind::ReadRequest => self.execute_read(shared, roce),
+            Kind::CompareSwap | Kind::FetchAdd => self.execute_atomic(shared, roce),
+            _ => self.carry_out(shared, roce).map(|()| Done {
+                packets: 1,
+                completes: Position::of(roce.opcode()).last,
+                answered: false,
+            }),
+        }
+    }
+
+    /// An XRC request names a shared receive queue: its receives are taken, and its domain's memory is reached. All
+    /// packets of a message name the same.
+    fn choose_srq(&mut self, shared: &Shared<'_>, id: SrqId) -> Result<(), Refusal> {
+        let srq = shared.srqs.get(&id).ok_or(Refusal::Invalid)?;
+        let domain = srq.xrc.as_ref().map(|xrc| xrc.domain);
+        let responder = &mut self.responder;
+        if domain != self.domain || responder.message.is_some() && responder.srq != Some(id) {
+            return Err(Refusal::Invalid);
+        }
+        (responder.srq, responder.pd) = (Some(id), srq.pd);
+        Ok(())
     }
 
     /// A READ: it is answered when responses are sent.

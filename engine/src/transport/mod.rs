@@ -41,10 +41,10 @@ impl Qp {
             self.receive_response(shared, roce);
         } else {
             match self.init.qp_type {
-                QpType::Rc => self.receive_request(shared, roce),
+                QpType::Rc | QpType::XrcRecv => self.receive_request(shared, roce),
                 QpType::Uc => self.receive_unreliable(shared, roce),
                 QpType::Ud => self.receive_datagram(shared, packet, roce),
-                QpType::XrcSend | QpType::XrcRecv => shared.counters.drop_opcode += 1,
+                QpType::XrcSend => shared.counters.drop_opcode += 1,
             }
         }
     }
@@ -53,7 +53,13 @@ impl Qp {
     fn admits(&self, shared: &mut Shared<'_>, packet: &RxPacket<'_>, roce: &RocePacket<'_>) -> bool {
         let counters = &mut *shared.counters;
         let opcode = roce.opcode();
-        let (ok, counter) = if opcode.transport() != self.class() {
+        // The halves of an XRC connection go one way each.
+        let other_half = match self.init.qp_type {
+            QpType::XrcSend => opcode.is_request(),
+            QpType::XrcRecv => opcode.is_response(),
+            _ => false,
+        };
+        let (ok, counter) = if opcode.transport() != self.class() || other_half {
             (false, &mut counters.drop_opcode)
         } else if !self.receives()
             || opcode.is_response() && !matches!(self.state, QpState::Rts | QpState::Sqd)

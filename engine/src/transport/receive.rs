@@ -178,8 +178,8 @@ impl Qp {
 
     /// The PD that the scatter lists of receives belong to: an SRQ has its own.
     fn recv_pd(&self, shared: &Shared<'_>) -> PdId {
-        let srq = self.init.srq.and_then(|id| shared.srqs.get(&id));
-        srq.map_or(self.init.pd, |srq| srq.pd)
+        let srq = self.responder.srq.and_then(|id| shared.srqs.get(&id));
+        srq.map_or(self.pd, |srq| srq.pd)
     }
 
     /// Takes the next receive WQE; false if there is none. One that a dropped message (UC, UD) had is used again.
@@ -189,7 +189,7 @@ impl Qp {
             return true;
         }
         let active = &mut self.responder.active;
-        let taken = match self.init.srq {
+        let taken = match self.responder.srq {
             None => self.rq.take(active),
             Some(id) => match shared.srqs.get_mut(&id).and_then(|srq| srq.take(active)) {
                 None => false,

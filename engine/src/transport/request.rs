@@ -1,6 +1,6 @@
 //! One request packet of a send WQE: its opcode, headers and payload.
 
-use ferroce_wire::{AtomicEth, Bth, Deth, Ieth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass};
+use ferroce_wire::{AtomicEth, Bth, Deth, Ieth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass, XrcEth};
 
 use super::payload::Domain;
 use crate::memory::Fault;
@@ -111,6 +111,10 @@ impl Request {
         };
         bth.emit(header);
         let mut rest = header.get_mut(Bth::LEN..).ok_or(fault)?;
+        if self.opcode.has_xrceth() {
+            XrcEth { srqn: wqe.srqn }.emit(rest);
+            rest = rest.get_mut(XrcEth::LEN..).ok_or(fault)?;
+        }
         if let Some(deth) = self.deth {
             deth.emit(rest);
             rest = rest.get_mut(Deth::LEN..).ok_or(fault)?;

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{Psn, Reth};
 
+use crate::device::PdId;
+
 /// What a resource answers with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -23,6 +25,8 @@ pub(crate) struct Resource {
     packets: u32,
     /// MSN that its responses carry.
     pub msn: u32,
+    /// The domain of the memory that it reads.
+    pub pd: PdId,
     pub answer: Answer,
     /// The packet with which the answer that is under way began.
     start: u32,
@@ -36,11 +40,12 @@ pub(crate) struct Resource {
 
 impl Resource {
     /// A request that has just been carried out, with its whole answer due.
-    pub fn new(psn: Psn, packets: u32, msn: u32, answer: Answer) -> Resource {
+    pub fn new(psn: Psn, packets: u32, msn: u32, pd: PdId, answer: Answer) -> Resource {
         Resource {
             psn,
             packets,
             msn,
+            pd,
             answer,
             start: 0,
             next: 0,
@@ -177,7 +182,8 @@ mod tests {
             rkey: 7,
             dma_len: len,
         };
-        Resource::new(Psn::new(psn), len.div_ceil(256).max(1), 1, Answer::Memory(reth))
+        let packets = len.div_ceil(256).max(1);
+        Resource::new(Psn::new(psn), packets, 1, PdId(1), Answer::Memory(reth))
     }
 
     fn part(offset: u64, dma_len: u32) -> Option<Reth> {

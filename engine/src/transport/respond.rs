@@ -1,7 +1,7 @@
 //! What the responder of RC sends: answers of READs and atomics in their order, then the acknowledgement or NAK.
 
 use ferroce_wire::aeth::NO_CREDIT_LIMIT;
-use ferroce_wire::{Aeth, AtomicAckEth, Bth, Opcode, Reth, Syndrome};
+use ferroce_wire::{Aeth, AtomicAckEth, Bth, Kind, Opcode, Reth, Syndrome, TransportClass};
 
 use super::receive::Refusal;
 use super::resources::{Answer, Resource};
@@ -78,7 +78,13 @@ impl Qp {
         let va = reth.va.wrapping_add(u64::from(offset));
         shared
             .keys
-            .remote(self.scope(), reth.rkey, va, u64::from(len), Access::REMOTE_READ)
+            .remote(
+                self.scope_of(resource.pd),
+                reth.rkey,
+                va,
+                u64::from(len),
+                Access::REMOTE_READ,
+            )
             .map_err(|_| Refusal::Access)
     }
 
@@ -102,7 +108,7 @@ impl Qp {
         let reth = match resource.answer {
             Answer::Memory(reth) => reth,
             Answer::Original(original) => {
-                let opcode = Opcode::RcAtomicAcknowledge;
+                let opcode = self.opcode(Kind::AtomicAcknowledge);
                 return link.packet(path, dest_qpn, opcode.header_len(), &mut |out| {
                     Bth::new(opcode, dest_qpn, psn).emit(out);
                     aeth.emit(rest(out, Bth::LEN)?);
@@ -111,12 +117,12 @@ impl Qp {
                 });
             }
         };
-        let opcode = match (resource.begins(), resource.ends()) {
-            (true, true) => Opcode::RcReadResponseOnly,
-            (true, false) => Opcode::RcReadResponseFirst,
-            (false, false) => Opcode::RcReadResponseMiddle,
-            (false, true) => Opcode::RcReadResponseLast,
-        };
+        let opcode = self.opcode(match (resource.begins(), resource.ends()) {
+            (true, true) => Kind::ReadResponseOnly,
+            (true, false) => Kind::ReadResponseFirst,
+            (false, false) => Kind::ReadResponseMiddle,
+            (false, true) => Kind::ReadResponseLast,
+        });
         let (_, len) = self.answer_part(resource, &reth);
         let padded = len.next_multiple_of(4);
         let bth = Bth {
@@ -157,14 +163,24 @@ impl Qp {
         }
     }
 
+    fn opcode(&self, kind: Kind) -> Opcode {
+        response_opcode(self.class(), kind)
+    }
+
     /// A response that does not wait for this QP's turn.
     pub(super) fn parting_of(&self, response: Response, path: Path) -> Parting {
         Parting {
+            class: self.class(),
             path,
             dest_qpn: self.attr.dest_qpn,
             response,
         }
     }
+}
+
+/// The opcode of a response: XRC has all those of RC, and no other transport has any.
+fn response_opcode(class: TransportClass, kind: Kind) -> Opcode {
+    Opcode::from_kind(class, kind).unwrap_or(Opcode::RcAcknowledge)
 }
 
 /// The link gave less room than was asked for.
@@ -178,7 +194,7 @@ fn rest(out: &mut [u8], at: usize) -> Result<&mut [u8], Fault> {
 impl Parting {
     /// Gives the packet to the link.
     pub fn transmit(&self, link: &mut dyn Transmit) -> Result<(), TransmitError> {
-        let opcode = Opcode::RcAcknowledge;
+        let opcode = response_opcode(self.class, Kind::Acknowledge);
         let Response { psn, syndrome, msn } = self.response;
         link.packet(&self.path, self.dest_qpn, opcode.header_len(), &mut |out| {
             Bth::new(opcode, self.dest_qpn, psn).emit(out);

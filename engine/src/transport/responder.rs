@@ -1,10 +1,11 @@
 //! State of the responder: the message being received, and the answer that is due.
 
 use ferroce_wire::aeth::NO_CREDIT_LIMIT;
-use ferroce_wire::{Psn, Syndrome};
+use ferroce_wire::{Psn, Syndrome, TransportClass};
 
 use super::payload::Cursor;
 use super::resources::{Answer, Resource, Resources};
+use crate::device::{PdId, SrqId};
 use crate::link::Path;
 use crate::queue::rq::ActiveRecv;
 
@@ -19,6 +20,7 @@ pub(crate) struct Response {
 /// A response that is not of the state of its QP, which may be gone, with where it goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parting {
+    pub class: TransportClass,
     pub path: Path,
     pub dest_qpn: u32,
     pub response: Response,
@@ -58,6 +60,10 @@ pub(crate) struct Responder {
     pub target: Target,
     /// READs and atomics, with what of their answers is due: that precedes `response`.
     pub resources: Resources,
+    /// The domain of the memory that requests name: the QP's, or that of the XRC SRQ that they name too.
+    pub pd: PdId,
+    /// Where receives come from, if not from the QP's own queue; on an XRC target, what the newest request names.
+    pub srq: Option<SrqId>,
     /// The receive WQE that a message is going into.
     pub active: ActiveRecv,
     /// Whether `active` is in use.
@@ -76,7 +82,7 @@ pub(crate) struct Responder {
 
 impl Responder {
     /// With room for a receive WQE of `max_sge` scatter entries.
-    pub fn new(max_sge: u32) -> Responder {
+    pub fn new(max_sge: u32, pd: PdId, srq: Option<SrqId>) -> Responder {
         Responder {
             epsn: Psn::new(0),
             msn: 0,
@@ -85,6 +91,8 @@ impl Responder {
             message: None,
             target: Target::default(),
             resources: Resources::default(),
+            pd,
+            srq,
             active: ActiveRecv::new(max_sge as usize),
             receiving: false,
             room: 0,
@@ -171,7 +179,7 @@ impl Responder {
     pub fn keep(&mut self, packets: u32, answer: Answer) {
         let msn = (self.msn + 1) & 0xff_ffff;
         self.resources
-            .push(Resource::new(self.epsn, packets, msn, answer));
+            .push(Resource::new(self.epsn, packets, msn, self.pd, answer));
     }
 
     /// The expected request is refused; that acknowledges all before it too.

@@ -84,7 +84,7 @@ impl Qp {
         if wqe.operation.is_local() {
             return self.execute_local(shared, index, &wqe);
         }
-        let reliable = self.init.qp_type == QpType::Rc;
+        let reliable = self.is_reliable();
         let Some(mut request) = Request::new(self.class(), &wqe, (seq - wqe.first) as u32, self.mtu) else {
             return self.fail_at(shared, index, WcStatus::LocQpOpErr);
         };
@@ -117,7 +117,7 @@ impl Qp {
             return self.fail_at(shared, index, WcStatus::LocQpOpErr);
         };
         let domain = Domain {
-            pd: self.init.pd,
+            pd: self.pd,
             keys: &*shared.keys,
             memory: shared.memory,
         };

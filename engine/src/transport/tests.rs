@@ -7,3 +7,4 @@ mod recovery;
 mod uc;
 mod ud;
 mod windows;
+mod xrc;

@@ -129,12 +129,13 @@ impl Node {
             max_inline_data: 0,
         };
         let init = QpInit {
-            pd,
+            pd: Some(pd),
             qp_type: options.qp_type,
             cap,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
+            send_cq: Some(cq.clone()),
+            recv_cq: Some(cq.clone()),
             srq: None,
+            xrcd: None,
             sq_sig_all: false,
         };
         let (qpn, _) = device.create_qp(init).unwrap();
@@ -223,7 +224,7 @@ impl Node {
     /// Binds a new memory window of type 2 to the first 4096 bytes; gives its key.
     pub fn bind_window(&mut self) -> u32 {
         let pd = self.device.query_qp(self.qpn).unwrap().1.pd;
-        let (window, old) = self.device.alloc_mw(pd, MwType::Type2).unwrap();
+        let (window, old) = self.device.alloc_mw(pd.expect("not XRC"), MwType::Type2).unwrap();
         let rkey = old & !0xff | (old + 1) & 0xff;
         let bind = MwBind {
             window,
@@ -258,6 +259,7 @@ impl Node {
                 qpn: self.peer.qpn,
                 qkey: QKEY,
             }),
+            ..SendWr::default()
         };
         self.device.post_send(self.now, self.qpn, &wr).unwrap();
     }

@@ -195,12 +195,13 @@ impl World {
                 max_inline_data: 32,
             };
             let init = QpInit {
-                pd,
+                pd: Some(pd),
                 qp_type,
                 cap,
-                send_cq: cqs[0].clone(),
-                recv_cq: cqs[1].clone(),
+                send_cq: Some(cqs[0].clone()),
+                recv_cq: Some(cqs[1].clone()),
                 srq: shared.then_some(srq),
+                xrcd: None,
                 sq_sig_all: choice & 0x40 != 0,
             };
             qpns.push(device.create_qp(init).unwrap().0);
@@ -420,6 +421,7 @@ impl World {
             flags,
             sges: &sges,
             ud,
+            ..SendWr::default()
         };
         if self.device.post_send(self.now, self.qpns[qp], &wr).is_ok() {
             self.sends[qp].outstanding.push_back(wr_id);

@@ -236,7 +236,7 @@ impl Node {
         };
         for connection in &program.connections {
             let init = QpInit {
-                pd,
+                pd: Some(pd),
                 qp_type: program.transport,
                 cap: QpCap {
                     max_send_wr: connection.depth,
@@ -245,9 +245,10 @@ impl Node {
                     max_recv_sge: 3,
                     max_inline_data: 64,
                 },
-                send_cq: node.cqs[0].clone(),
-                recv_cq: node.cqs[node.cqs.len() - 1].clone(),
+                send_cq: Some(node.cqs[0].clone()),
+                recv_cq: Some(node.cqs[node.cqs.len() - 1].clone()),
                 srq,
+                xrcd: None,
                 sq_sig_all: connection.sig_all,
             };
             let (qpn, _) = ok("create_qp", node.device.create_qp(init))?;
@@ -609,6 +610,7 @@ impl Node {
                     flags,
                     sges: &buffer.sges,
                     ud: self.destination(program, i),
+                    ..SendWr::default()
                 };
                 match self.device.post_send(now, self.qps[i].qpn, &wr) {
                     Ok(()) => {}
@@ -688,6 +690,7 @@ impl Node {
                 flags: SendFlags::empty(),
                 sges: &[],
                 ud: self.destination(program, i),
+                ..SendWr::default()
             };
             ok("post_send in ERR", self.device.post_send(now, qpn, &wr))?;
             if self.srq.is_none() {

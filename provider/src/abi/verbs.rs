@@ -208,6 +208,18 @@ pub struct ibv_pd {
 }
 
 #[repr(C)]
+pub struct ibv_xrcd {
+    pub context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub struct ibv_xrcd_init_attr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+
+#[repr(C)]
 pub struct ibv_mr {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
@@ -360,7 +372,7 @@ pub struct ibv_srq_init_attr_ex {
     pub comp_mask: u32,
     pub srq_type: u32,
     pub pd: *mut ibv_pd,
-    pub xrcd: *mut c_void,
+    pub xrcd: *mut ibv_xrcd,
     pub cq: *mut ibv_cq,
     pub tm_cap: [u32; 2],
 }
@@ -418,13 +430,22 @@ pub struct ibv_qp_init_attr_ex {
     pub sq_sig_all: c_int,
     pub comp_mask: u32,
     pub pd: *mut ibv_pd,
-    pub xrcd: *mut c_void,
+    pub xrcd: *mut ibv_xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
     pub rwq_ind_tbl: *mut c_void,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
     pub send_ops_flags: u64,
+}
+
+#[repr(C)]
+pub struct ibv_qp_open_attr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut ibv_xrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
 }
 
 #[repr(C)]

@@ -192,8 +192,11 @@ pub(super) unsafe extern "C" fn destroy_cq(public: *mut ibv_cq) -> c_int {
         }
         // SAFETY: as above, and it is of this CQ.
         unsafe {
-            cq.context
-                .forget(Object::Cq(cq.queue.id()), Acknowledged::of_cq(public))
+            cq.context.forget(
+                Object::Cq(cq.queue.id()),
+                public as u64,
+                Acknowledged::of_cq(public),
+            )
         };
         // SAFETY: `Cq::create` made it, and nobody uses it any more.
         drop(unsafe { Box::from_raw(public.cast::<Cq>()) });
@@ -273,6 +276,7 @@ mod tests {
             flags: WcFlags::GRH | WcFlags::WITH_IMM,
             service_level: 7,
             timestamp: 8,
+            ..Wc::default()
         });
         assert_eq!((wc.wr_id, wc.status, wc.opcode, wc.vendor_err), (1, 13, 129, 2));
         assert_eq!((wc.byte_len, wc.imm_data, wc.qp_num, wc.src_qp), (3, 4, 5, 6));

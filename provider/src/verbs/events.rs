@@ -22,22 +22,36 @@ pub enum Object {
     Srq(u32),
 }
 
-/// The objects of a context: their addresses, and how many events they have got.
+/// The objects of a context: the addresses of each, and how many events they have got. All have one address, but XRC
+/// targets as many as they were opened times.
 #[derive(Default)]
-pub struct Objects(Mutex<HashMap<Object, (u64, u32)>>);
+pub struct Objects(Mutex<HashMap<Object, Vec<(u64, u32)>>>);
 
 impl Objects {
-    /// Adds an object, at the address by which the program knows it.
+    /// Adds an object, at an address by which the program knows it.
     pub fn insert(&self, object: Object, address: u64) {
-        self.0.lock().insert(object, (address, 0));
+        self.0.lock().entry(object).or_default().push((address, 0));
     }
 
-    /// Counts an event for an object; gives its address.
-    fn count(&self, object: Object) -> Option<u64> {
+    /// Counts an event for an object; `told` gets its addresses.
+    fn count(&self, object: Object, mut told: impl FnMut(u64)) {
         let mut objects = self.0.lock();
-        let (address, events) = objects.get_mut(&object)?;
-        *events = events.wrapping_add(1);
-        Some(*address)
+        for (address, events) in objects.get_mut(&object).into_iter().flatten() {
+            *events = events.wrapping_add(1);
+            told(*address);
+        }
+    }
+
+    /// Removes an address of an object; gives how many events it has got.
+    fn remove(&self, object: Object, address: u64) -> Option<u32> {
+        let mut objects = self.0.lock();
+        let places = objects.get_mut(&object)?;
+        let place = places.iter().position(|(at, _)| *at == address)?;
+        let (_, events) = places.swap_remove(place);
+        if places.is_empty() {
+            objects.remove(&object);
+        }
+        Some(events)
     }
 }
 
@@ -59,21 +73,21 @@ impl Context {
             AsyncEvent::LastWqeReached(qp) => (Some(Object::Qp(qp)), 16),
             AsyncEvent::GidChange => (None, 18),
         };
-        let element = match object {
-            None => Some(u64::from(super::context::PORT)),
-            Some(object) => self.objects.count(object),
-        };
-        if let Some(element) = element {
-            self.events.push([element, kind]);
+        match object {
+            None => self.events.push([super::context::PORT.into(), kind]),
+            Some(object) => self
+                .objects
+                .count(object, |address| self.events.push([address, kind])),
         }
     }
 
-    /// Ends the events of an object that is destroyed, and waits until the program has acknowledged those it read.
+    /// Ends the events of an object that is destroyed, by the address that the program has of it, and waits until the
+    /// program has acknowledged those it read.
     ///
     /// # Safety
-    /// `acknowledged` must be of that object.
-    pub(super) unsafe fn forget(&self, object: Object, acknowledged: Acknowledged) {
-        let Some((address, events)) = self.objects.0.lock().remove(&object) else {
+    /// `acknowledged` must be of that object and address.
+    pub(super) unsafe fn forget(&self, object: Object, address: u64, acknowledged: Acknowledged) {
+        let Some(events) = self.objects.remove(object, address) else {
             return;
         };
         let unread = self
@@ -201,11 +215,24 @@ mod tests {
         let objects = Objects::default();
         objects.insert(Object::Qp(7), 0x1000);
         objects.insert(Object::Srq(7), 0x2000);
-        assert_eq!(objects.count(Object::Qp(7)), Some(0x1000));
-        assert_eq!(objects.count(Object::Qp(7)), Some(0x1000));
-        assert_eq!(objects.count(Object::Cq(7)), None);
-        assert_eq!(objects.0.lock()[&Object::Qp(7)], (0x1000, 2));
-        assert_eq!(objects.0.lock()[&Object::Srq(7)], (0x2000, 0));
+        let count = |object| {
+            let mut told = Vec::new();
+            objects.count(object, |address| told.push(address));
+            told
+        };
+        assert_eq!(count(Object::Qp(7)), [0x1000]);
+        objects.insert(Object::Qp(7), 0x3000);
+        assert_eq!(
+            count(Object::Qp(7)),
+            [0x1000, 0x3000],
+            "a target that was opened again"
+        );
+        assert_eq!(count(Object::Cq(7)), []);
+        assert_eq!(objects.remove(Object::Qp(7), 0x1000), Some(2));
+        assert_eq!(objects.remove(Object::Qp(7), 0x1000), None);
+        assert_eq!(objects.remove(Object::Qp(7), 0x3000), Some(1));
+        assert_eq!(objects.remove(Object::Srq(7), 0x2000), Some(0));
+        assert!(objects.0.lock().is_empty());
     }
 
     #[test]

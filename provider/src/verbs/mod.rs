@@ -17,6 +17,7 @@ pub mod qp_attr;
 pub mod qp_ex;
 pub mod query;
 pub mod srq;
+pub mod xrcd;
 
 use std::ffi::c_int;
 use std::ptr;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{ah, context, cq, cq_ex, events, mr, pd, post, qp, query, srq};
+use super::{ah, context, cq, cq_ex, events, mr, pd, post, qp, query, srq, xrcd};
 use crate::abi::version::Abi;
 
 /// The ops of this provider, by their names in `struct verbs_context_ops`. Those that are missing fail with EOPNOTSUPP.
@@ -11,6 +11,7 @@ const OPS: &[(&str, *const c_void)] = &[
     ("alloc_pd", pd::alloc_pd as *const c_void),
     ("async_event", events::async_event as *const c_void),
     ("attach_mcast", qp::attach_mcast as *const c_void),
+    ("close_xrcd", xrcd::close_xrcd as *const c_void),
     ("cq_event", cq::cq_event as *const c_void),
     ("create_ah", ah::create_ah as *const c_void),
     ("create_cq", cq::create_cq as *const c_void),
@@ -27,8 +28,11 @@ const OPS: &[(&str, *const c_void)] = &[
     ("destroy_srq", srq::destroy_srq as *const c_void),
     ("detach_mcast", qp::detach_mcast as *const c_void),
     ("free_context", context::free_context as *const c_void),
+    ("get_srq_num", srq::get_srq_num as *const c_void),
     ("modify_qp", qp::modify_qp as *const c_void),
     ("modify_srq", srq::modify_srq as *const c_void),
+    ("open_qp", qp::open_qp as *const c_void),
+    ("open_xrcd", xrcd::open_xrcd as *const c_void),
     ("poll_cq", cq::poll_cq as *const c_void),
     ("post_recv", post::post_recv as *const c_void),
     ("post_send", post::post_send as *const c_void),

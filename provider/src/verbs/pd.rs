@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use ferroce_engine::device::PdId;
+use ferroce_engine::verbs::VerbsError;
 
 use super::context::Context;
 use super::{make, next_handle, verb};
@@ -27,6 +28,16 @@ impl Pd {
     pub unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
         // SAFETY: as the caller says; the public part comes first.
         unsafe { &*pd.cast::<Pd>() }
+    }
+
+    /// Its name in the engine; EINVAL if there is none.
+    ///
+    /// # Safety
+    /// `pd` must be null or one of this provider.
+    pub unsafe fn id(pd: *mut ibv_pd) -> Result<PdId, VerbsError> {
+        // SAFETY: as the caller says; the public part comes first.
+        let pd = unsafe { pd.cast::<Pd>().as_ref() };
+        pd.map(|pd| pd.id).ok_or(VerbsError::Invalid)
     }
 }
 

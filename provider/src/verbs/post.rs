@@ -13,6 +13,8 @@ use crate::abi::verbs::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 
 /// `IBV_QPT_UD`.
 const UD: u32 = 4;
+/// `IBV_QPT_XRC_SEND`.
+const XRC_SEND: u32 = 9;
 
 /// The scatter/gather list of a work request. One of more than `max` entries, which no queue takes, is not looked at.
 ///
@@ -86,6 +88,7 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr
         // SAFETY: as the caller says.
         sges: unsafe { sges(wr.sg_list, wr.num_sge, max_sge)? },
         ud,
+        srqn: if qp_type == XRC_SEND { wr.remote_srqn } else { 0 },
     })
 }
 

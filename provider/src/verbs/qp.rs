@@ -1,10 +1,10 @@
 //! Queue pairs: made, changed, queried and destroyed.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use ferroce_engine::device::QpInit;
+use ferroce_engine::device::{QpInit, XrcdId};
 use ferroce_engine::verbs::{QpAttr, QpAttrMask, QpCap, QpType, VerbsError};
 use ferroce_wire::Gid;
 
@@ -15,18 +15,26 @@ use super::pd::Pd;
 use super::qp_attr;
 use super::qp_ex::{self, Builder};
 use super::srq::Srq;
+use super::xrcd::Xrcd;
 use super::{make, next_handle, verb};
 use crate::abi::private::VERBS_QP_EX;
 use crate::abi::verbs::{
-    ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq, ibv_xrcd,
 };
 
 /// `IBV_QP_INIT_ATTR_PD`.
 const WITH_PD: u32 = 1;
+/// `IBV_QP_INIT_ATTR_XRCD`.
+const WITH_XRCD: u32 = 1 << 1;
 /// `IBV_QP_INIT_ATTR_CREATE_FLAGS`.
 const WITH_CREATE_FLAGS: u32 = 1 << 2;
 /// `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
 const WITH_SEND_OPS: u32 = 1 << 6;
+/// `IBV_QP_OPEN_ATTR_NUM`, `IBV_QP_OPEN_ATTR_XRCD` and `IBV_QP_OPEN_ATTR_TYPE`.
+const OPEN_BY: u32 = 1 << 0 | 1 << 1 | 1 << 3;
+/// `IBV_QP_OPEN_ATTR_CONTEXT`.
+const OPEN_CONTEXT: u32 = 1 << 2;
 /// Words of the largest `struct verbs_qp`: `struct ibv_qp_ex`, `comp_mask` and a pointer.
 const VERBS_QP: usize = size_of::<ibv_qp_ex>() / 8 + 2;
 
@@ -37,6 +45,8 @@ pub struct Qp {
     pub(super) context: Arc<Context>,
     pub(super) qpn: u32,
     pub(super) cap: QpCap,
+    /// The domain with which an XRC target was made or opened.
+    xrcd: Option<XrcdId>,
     /// What the functions of `ibv_qp_ex` build, if it has them.
     pub(super) builder: Builder,
 }
@@ -52,69 +62,128 @@ impl Qp {
     }
 }
 
-/// Makes a QP; stores the sizes granted in `attr`. With `extended` it has the functions of `ibv_qp_ex`.
+/// What the program names for a QP, beside what every way to make one has.
+struct Wanted<'a> {
+    context: *mut ibv_context,
+    /// Null, if there is none.
+    pd: *mut ibv_pd,
+    /// Null, if there is none.
+    xrcd: *mut ibv_xrcd,
+    attr: &'a mut ibv_qp_init_attr,
+    /// It has the functions of `ibv_qp_ex`.
+    extended: bool,
+}
+
+/// Makes a QP; stores the sizes granted in the attributes.
 ///
 /// # Safety
-/// `public_pd` and the objects that `attr` names must be of this provider.
-unsafe fn create(
-    public_pd: *mut ibv_pd,
-    attr: &mut ibv_qp_init_attr,
-    extended: bool,
-) -> Result<*mut ibv_qp, VerbsError> {
-    // SAFETY: as the caller says.
-    let (pd, public_context, send_cq, recv_cq, srq) = unsafe {
-        let pd = Pd::of(public_pd);
-        (
-            pd,
-            (*public_pd).context,
-            Cq::queue(attr.send_cq)?,
-            Cq::queue(attr.recv_cq)?,
-            Srq::id(attr.srq),
-        )
-    };
+/// The objects that are named must be of this provider.
+unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
+    let attr = wanted.attr;
     let qp_type = QpType::from_number(attr.qp_type).ok_or(VerbsError::NotSupported)?;
-    let context = pd.context.clone();
-    let init = QpInit {
-        pd: pd.id,
-        qp_type,
-        cap: cap_of(&attr.cap),
-        send_cq,
-        recv_cq,
-        srq,
-        sq_sig_all: attr.sq_sig_all != 0,
+    let (sends, receives) = match qp_type {
+        QpType::Rc | QpType::Uc | QpType::Ud => (true, true),
+        QpType::XrcSend => (true, false),
+        QpType::XrcRecv => (false, false),
     };
+    // What the type has no use for is not looked at.
+    let public = Named {
+        pd: if sends { wanted.pd } else { ptr::null_mut() },
+        send_cq: if sends { attr.send_cq } else { ptr::null_mut() },
+        recv_cq: if receives { attr.recv_cq } else { ptr::null_mut() },
+        srq: if receives { attr.srq } else { ptr::null_mut() },
+    };
+    // SAFETY: as the caller says.
+    let init = unsafe {
+        QpInit {
+            pd: sends.then(|| Pd::id(public.pd)).transpose()?,
+            qp_type,
+            cap: cap_of(&attr.cap),
+            send_cq: sends.then(|| Cq::queue(public.send_cq)).transpose()?,
+            recv_cq: receives.then(|| Cq::queue(public.recv_cq)).transpose()?,
+            srq: Srq::id(public.srq),
+            xrcd: (!sends)
+                .then(|| Xrcd::of(wanted.xrcd))
+                .transpose()?
+                .map(|xrcd| xrcd.id),
+            sq_sig_all: attr.sq_sig_all != 0,
+        }
+    };
+    let xrcd = init.xrcd;
+    // SAFETY: as the caller says.
+    let context = unsafe { Context::of(wanted.context) };
     let (qpn, cap) = context.engine.lock()?.create_qp(init)?;
     attr.cap = exported_cap(&cap);
-    let abi = context.abi;
-    let qp = Box::new(Qp {
-        // SAFETY: zeros are null pointers and numbers.
-        public: unsafe { Public::zeroed() },
+    let qp = Made {
         context,
+        public_context: wanted.context,
+        qp_context: attr.qp_context,
+        named: public,
         qpn,
+        qp_type,
         cap,
-        builder: Builder::default(),
-    });
-    let public = qp.public.get().cast::<ibv_qp>();
-    // SAFETY: nobody else has it yet, and the structure of every release fits. A mutex and a condition variable of
-    // zeros are initialised ones; some releases initialise them again.
-    unsafe {
-        if extended {
-            let functions = &raw const qp_ex::FUNCTIONS;
-            ptr::copy_nonoverlapping(functions.cast::<u8>(), public.cast::<u8>(), abi.qp_ex);
-            public.byte_add(abi.qp_ex).cast::<u32>().write(VERBS_QP_EX);
+        xrcd,
+        extended: wanted.extended,
+    };
+    Ok(qp.export())
+}
+
+/// The objects that a public QP names.
+struct Named {
+    pd: *mut ibv_pd,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    srq: *mut ibv_srq,
+}
+
+/// A QP of the engine, for which the program has no handle yet.
+struct Made {
+    context: Arc<Context>,
+    public_context: *mut ibv_context,
+    qp_context: *mut c_void,
+    named: Named,
+    qpn: u32,
+    qp_type: QpType,
+    cap: QpCap,
+    xrcd: Option<XrcdId>,
+    extended: bool,
+}
+
+impl Made {
+    /// The handle.
+    fn export(self) -> *mut ibv_qp {
+        let abi = self.context.abi;
+        let qp = Box::new(Qp {
+            // SAFETY: zeros are null pointers and numbers.
+            public: unsafe { Public::zeroed() },
+            context: self.context,
+            qpn: self.qpn,
+            cap: self.cap,
+            xrcd: self.xrcd,
+            builder: Builder::default(),
+        });
+        let public = qp.public.get().cast::<ibv_qp>();
+        // SAFETY: nobody else has it yet, and the structure of every release fits. A mutex and a condition variable of
+        // zeros are initialised ones; some releases initialise them again.
+        unsafe {
+            if self.extended {
+                let functions = &raw const qp_ex::FUNCTIONS;
+                ptr::copy_nonoverlapping(functions.cast::<u8>(), public.cast::<u8>(), abi.qp_ex);
+                public.byte_add(abi.qp_ex).cast::<u32>().write(VERBS_QP_EX);
+            }
+            (*public).context = self.public_context;
+            (*public).qp_context = self.qp_context;
+            (*public).pd = self.named.pd;
+            (*public).send_cq = self.named.send_cq;
+            (*public).recv_cq = self.named.recv_cq;
+            (*public).srq = self.named.srq;
+            (*public).handle = next_handle();
+            (*public).qp_num = self.qpn;
+            (*public).qp_type = self.qp_type as u32;
         }
-        (*public).context = public_context;
-        (*public).qp_context = attr.qp_context;
-        (*public).pd = public_pd;
-        (*public).send_cq = attr.send_cq;
-        (*public).recv_cq = attr.recv_cq;
-        (*public).srq = attr.srq;
-        (*public).handle = next_handle();
-        (*public).qp_num = qpn;
-        (*public).qp_type = attr.qp_type;
+        qp.context.objects.insert(Object::Qp(self.qpn), public as u64);
+        Box::into_raw(qp).cast()
     }
-    qp.context.objects.insert(Object::Qp(qpn), public as u64);
-    Ok(Box::into_raw(qp).cast())
 }
 
 /// Queue sizes as the engine has them.
@@ -141,26 +210,38 @@ pub(super) fn exported_cap(cap: &QpCap) -> ibv_qp_cap {
 
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: libibverbs passes a PD of this provider, the program attributes with objects of it.
-    make(|| unsafe { create(pd, &mut *attr, false) })
+    make(|| unsafe {
+        create(Wanted {
+            context: (*pd).context,
+            pd,
+            xrcd: ptr::null_mut(),
+            attr: &mut *attr,
+            extended: false,
+        })
+    })
 }
 
 pub(super) unsafe extern "C" fn create_qp_ex(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     make(|| {
         // SAFETY: the program passes attributes.
         let ex = unsafe { &mut *attr };
         let asks_for = |bit| ex.comp_mask & bit != 0;
-        if ex.comp_mask & !(WITH_PD | WITH_CREATE_FLAGS | WITH_SEND_OPS) != 0
+        if ex.comp_mask & !(WITH_PD | WITH_XRCD | WITH_CREATE_FLAGS | WITH_SEND_OPS) != 0
             || asks_for(WITH_CREATE_FLAGS) && ex.create_flags != 0
             || asks_for(WITH_SEND_OPS) && ex.send_ops_flags & !qp_ex::send_ops(ex.qp_type) != 0
         {
             return Err(VerbsError::NotSupported);
         }
-        if !asks_for(WITH_PD) || ex.pd.is_null() {
-            return Err(VerbsError::Invalid);
-        }
+        let null = ptr::null_mut();
+        let pd = if asks_for(WITH_PD) { ex.pd } else { null };
+        let xrcd = if asks_for(WITH_XRCD) {
+            ex.xrcd
+        } else {
+            ptr::null_mut()
+        };
         let extended = asks_for(WITH_SEND_OPS);
         let mut plain = ibv_qp_init_attr {
             qp_context: ex.qp_context,
@@ -171,10 +252,65 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             qp_type: ex.qp_type,
             sq_sig_all: ex.sq_sig_all,
         };
+        let wanted = Wanted {
+            context,
+            pd,
+            xrcd,
+            attr: &mut plain,
+            extended,
+        };
         // SAFETY: the program passes objects of this provider.
-        let qp = unsafe { create(ex.pd, &mut plain, extended)? };
+        let qp = unsafe { create(wanted)? };
         ex.cap = plain.cap;
         Ok(qp)
+    })
+}
+
+/// A further handle of an XRC target QP: it ends with the last of them.
+pub(super) unsafe extern "C" fn open_qp(
+    public_context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    make(|| {
+        // SAFETY: the program passes attributes.
+        let attr = unsafe { &*attr };
+        if attr.comp_mask & !(OPEN_BY | OPEN_CONTEXT) != 0 {
+            return Err(VerbsError::NotSupported);
+        }
+        if attr.comp_mask & OPEN_BY != OPEN_BY || attr.qp_type != QpType::XrcRecv as u32 {
+            return Err(VerbsError::Invalid);
+        }
+        // SAFETY: the program passes a domain of this provider, libibverbs an open context.
+        let (xrcd, context) = unsafe { (Xrcd::of(attr.xrcd)?.id, Context::of(public_context)) };
+        let (qpn, now) = (attr.qp_num, {
+            let mut session = context.engine.lock()?;
+            session.open_qp(xrcd, attr.qp_num)?;
+            session.query_qp(attr.qp_num)?.0
+        });
+        let none = Named {
+            pd: ptr::null_mut(),
+            send_cq: ptr::null_mut(),
+            recv_cq: ptr::null_mut(),
+            srq: ptr::null_mut(),
+        };
+        let qp = Made {
+            context,
+            public_context,
+            qp_context: match attr.comp_mask & OPEN_CONTEXT {
+                0 => ptr::null_mut(),
+                _ => attr.qp_context,
+            },
+            named: none,
+            qpn,
+            qp_type: QpType::XrcRecv,
+            cap: now.cap,
+            xrcd: Some(xrcd),
+            extended: false,
+        };
+        let public = qp.export();
+        // SAFETY: nobody else has it yet.
+        unsafe { (*public).state = now.state as u32 };
+        Ok(public)
     })
 }
 
@@ -224,10 +360,16 @@ pub(super) unsafe extern "C" fn destroy_qp(public: *mut ibv_qp) -> c_int {
         let qp = unsafe { Qp::of(public) };
         let mut session = qp.context.engine.lock()?;
         let now = session.now();
-        session.destroy_qp(now, qp.qpn)?;
+        match qp.xrcd {
+            None => session.destroy_qp(now, qp.qpn)?,
+            Some(xrcd) => session.close_qp(now, qp.qpn, xrcd)?,
+        }
         drop(session);
         // SAFETY: the QP lives, and it is of this QP.
-        unsafe { qp.context.forget(Object::Qp(qp.qpn), Acknowledged::of_qp(public)) };
+        unsafe {
+            qp.context
+                .forget(Object::Qp(qp.qpn), public as u64, Acknowledged::of_qp(public))
+        };
         // SAFETY: `create` made it, and nobody uses it any more.
         drop(unsafe { Box::from_raw(public.cast::<Qp>()) });
         Ok(())

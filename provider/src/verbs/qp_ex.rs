@@ -24,7 +24,7 @@ const READS_AND_ATOMICS: u64 = 1 << 4 | 1 << 5 | 1 << 6;
 /// The send operations that a QP of a type (`enum ibv_qp_type`) can be made with.
 pub(super) fn send_ops(qp_type: u32) -> u64 {
     match QpType::from_number(qp_type) {
-        Some(QpType::Rc) => SENDS | WRITES | READS_AND_ATOMICS,
+        Some(QpType::Rc | QpType::XrcSend) => SENDS | WRITES | READS_AND_ATOMICS,
         Some(QpType::Uc) => SENDS | WRITES,
         Some(QpType::Ud) => SENDS,
         _ => 0,
@@ -69,6 +69,7 @@ struct Request {
     /// Its part of `inline`, if it has inline data.
     inline: Option<Range<usize>>,
     ud: Option<UdDest>,
+    srqn: u32,
 }
 
 impl Batch {
@@ -96,6 +97,7 @@ impl Batch {
             sges: end..end,
             inline: None,
             ud: None,
+            srqn: 0,
         });
     }
 
@@ -148,7 +150,11 @@ impl Batch {
                 }
             };
             let Request {
-                wr_id, operation, ud, ..
+                wr_id,
+                operation,
+                ud,
+                srqn,
+                ..
             } = *request;
             post(&SendWr {
                 wr_id,
@@ -156,6 +162,7 @@ impl Batch {
                 flags,
                 sges,
                 ud,
+                srqn,
             })?;
         }
         Ok(())
@@ -225,7 +232,6 @@ macro_rules! unsupported {
 unsupported! {
     wr_bind_mw(*mut c_void, u32, *const c_void);
     wr_send_tso(*mut c_void, u16, u16);
-    wr_set_xrc_srqn(u32);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
 }
@@ -242,6 +248,11 @@ unsafe extern "C" fn wr_set_ud_addr(public: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn
             Err(error) => with(public, |_, batch| batch.fail(error)),
         }
     }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(public: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: the program calls it between `wr_start` and its end.
+    unsafe { with(public, |_, batch| batch.set(|request| request.srqn = srqn)) };
 }
 
 unsafe extern "C" fn wr_set_sge(public: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {

@@ -13,8 +13,8 @@ use crate::abi::verbs::{
 };
 
 /// Bits of `enum ibv_device_cap_flags`: UD_AV_PORT_ENFORCE, CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID,
-/// RC_RNR_NAK_GEN, SRQ_RESIZE.
-const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13;
+/// RC_RNR_NAK_GEN, SRQ_RESIZE, XRC.
+const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 20;
 /// Bits of `enum ibv_port_cap_flags`: CM_SUP, IP_BASED_GIDS.
 const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 /// Vendor id of devices that have none.

@@ -3,12 +3,14 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use ferroce_engine::device::SrqId;
+use ferroce_engine::device::{Device, PdId, SrqId};
 use ferroce_engine::verbs::VerbsError;
 
 use super::context::Context;
+use super::cq::Cq;
 use super::events::{Acknowledged, Object, Public};
 use super::pd::Pd;
+use super::xrcd::Xrcd;
 use super::{make, next_handle, verb};
 use crate::abi::verbs::{
     ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
@@ -18,8 +20,12 @@ use crate::abi::verbs::{
 const WITH_TYPE: u32 = 1;
 /// `IBV_SRQ_INIT_ATTR_PD`.
 const WITH_PD: u32 = 1 << 1;
+/// `IBV_SRQ_INIT_ATTR_XRCD` and `IBV_SRQ_INIT_ATTR_CQ`.
+const WITH_XRC: u32 = 1 << 2 | 1 << 3;
 /// `IBV_SRQT_BASIC`.
 const BASIC: u32 = 0;
+/// `IBV_SRQT_XRC`.
+const XRC: u32 = 1;
 /// `IBV_SRQ_MAX_WR`.
 const MAX_WR: u32 = 1;
 /// `IBV_SRQ_LIMIT`.
@@ -53,7 +59,7 @@ impl Srq {
     }
 }
 
-/// Makes an SRQ; stores the sizes granted in `attr`.
+/// Makes an SRQ by `make`; stores the sizes granted in `attr`.
 ///
 /// # Safety
 /// `public_pd` must be of this provider.
@@ -61,14 +67,14 @@ unsafe fn create(
     public_pd: *mut ibv_pd,
     srq_context: *mut std::ffi::c_void,
     attr: &mut ibv_srq_attr,
+    make: impl FnOnce(&mut Device, PdId, &ibv_srq_attr) -> Result<SrqId, VerbsError>,
 ) -> Result<*mut ibv_srq, VerbsError> {
     // SAFETY: as the caller says.
     let (pd, public_context) = unsafe { (Pd::of(public_pd), (*public_pd).context) };
     let context = pd.context.clone();
     let (id, granted) = {
         let mut session = context.engine.lock()?;
-        // The limit is not armed at creation.
-        let id = session.create_srq(pd.id, attr.max_wr, attr.max_sge, 0)?;
+        let id = make(&mut session, pd.id, attr)?;
         (id, session.query_srq(id)?)
     };
     (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
@@ -90,12 +96,17 @@ unsafe fn create(
     Ok(Box::into_raw(srq).cast())
 }
 
+/// Makes an SRQ that QPs are made with. Its limit is not armed yet.
+fn basic(device: &mut Device, pd: PdId, attr: &ibv_srq_attr) -> Result<SrqId, VerbsError> {
+    device.create_srq(pd, attr.max_wr, attr.max_sge, 0)
+}
+
 pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     make(|| {
         // SAFETY: the program passes attributes.
         let init = unsafe { &mut *init };
         // SAFETY: libibverbs passes a PD of this provider.
-        unsafe { create(pd, init.srq_context, &mut init.attr) }
+        unsafe { create(pd, init.srq_context, &mut init.attr, basic) }
     })
 }
 
@@ -106,15 +117,28 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     make(|| {
         // SAFETY: the program passes attributes.
         let init = unsafe { &mut *init };
-        let other_type = init.comp_mask & WITH_TYPE != 0 && init.srq_type != BASIC;
-        if init.comp_mask & !(WITH_TYPE | WITH_PD) != 0 || other_type {
+        let srq_type = match init.comp_mask & WITH_TYPE {
+            0 => BASIC,
+            _ => init.srq_type,
+        };
+        if init.comp_mask & !(WITH_TYPE | WITH_PD | WITH_XRC) != 0 || !matches!(srq_type, BASIC | XRC) {
             return Err(VerbsError::NotSupported);
         }
-        if init.comp_mask & WITH_PD == 0 || init.pd.is_null() {
+        let lacks = |bits| init.comp_mask & bits != bits;
+        if lacks(WITH_PD) || init.pd.is_null() || srq_type == XRC && lacks(WITH_XRC) {
             return Err(VerbsError::Invalid);
         }
+        if srq_type == BASIC {
+            // SAFETY: the program passes a PD of this provider.
+            return unsafe { create(init.pd, init.srq_context, &mut init.attr, basic) };
+        }
+        // SAFETY: the program passes a domain and a CQ of this provider.
+        let (xrcd, cq) = unsafe { (Xrcd::of(init.xrcd)?.id, Cq::queue(init.cq)?) };
+        let xrc = |device: &mut Device, pd, attr: &ibv_srq_attr| {
+            device.create_xrc_srq(pd, xrcd, &cq, attr.max_wr, attr.max_sge)
+        };
         // SAFETY: the program passes a PD of this provider.
-        unsafe { create(init.pd, init.srq_context, &mut init.attr) }
+        unsafe { create(init.pd, init.srq_context, &mut init.attr, xrc) }
     })
 }
 
@@ -153,6 +177,15 @@ pub(super) unsafe extern "C" fn query_srq(public: *mut ibv_srq, attr: *mut ibv_s
     })
 }
 
+/// Stores the number by which XRC peers name an SRQ. Others have one too, which nobody can use.
+pub(super) unsafe extern "C" fn get_srq_num(public: *mut ibv_srq, number: *mut u32) -> c_int {
+    verb(|| {
+        // SAFETY: the program passes an SRQ of this provider, and room for the number.
+        unsafe { number.write(Srq::of(public).id.0) };
+        Ok(())
+    })
+}
+
 pub(super) unsafe extern "C" fn destroy_srq(public: *mut ibv_srq) -> c_int {
     verb(|| {
         // SAFETY: libibverbs passes an SRQ of this provider.
@@ -161,7 +194,7 @@ pub(super) unsafe extern "C" fn destroy_srq(public: *mut ibv_srq) -> c_int {
         // SAFETY: the SRQ lives, and it is of this SRQ.
         unsafe {
             srq.context
-                .forget(Object::Srq(srq.id.0), Acknowledged::of_srq(public))
+                .forget(Object::Srq(srq.id.0), public as u64, Acknowledged::of_srq(public))
         };
         // SAFETY: `create` made it, and nobody uses it any more.
         drop(unsafe { Box::from_raw(public.cast::<Srq>()) });

@@ -14,7 +14,7 @@ fn post(side: &mut Side, wr_id: u64, operation: Operation, addr: u64, len: u32) 
         operation,
         flags: SendFlags::empty(),
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     side.post(&wr).unwrap();
 }
@@ -319,7 +319,7 @@ fn a_fence_waits_for_reads() {
         operation,
         flags: SendFlags::FENCE,
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     pair.a.post(&wr).unwrap();
     let sent = pair.a.sent();
@@ -535,7 +535,7 @@ fn operations_that_are_refused_at_once() {
             operation,
             flags,
             sges: &sges,
-            ud: None,
+            ..SendWr::default()
         };
         assert_eq!(pair.a.post(&wr), Err(VerbsError::Invalid));
     };
@@ -570,7 +570,7 @@ fn operations_that_are_refused_at_once() {
         operation,
         flags: none,
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     assert_eq!(pair.a.post(&wr), Err(VerbsError::Invalid));
 }

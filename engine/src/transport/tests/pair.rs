@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
-use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, Progress, QpInit, SrqId};
+use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, PdId, Progress, QpInit, SrqId, XrcdId};
 use crate::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::memory::sim::SimMemory;
@@ -95,10 +95,13 @@ impl IcrcCheck for Verdict {
 pub struct Side {
     pub dev: Device,
     pub memory: Arc<SimMemory>,
+    pub pd: PdId,
     pub mr: MrInfo,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
     pub qpn: u32,
+    /// The domain of an XRC target, and the SRQs of it.
+    pub xrc: Option<(XrcdId, [SrqId; 2])>,
     pub addr: IpAddr,
     pub now: Time,
 }
@@ -106,6 +109,7 @@ pub struct Side {
 /// How a pair is made.
 #[derive(Clone)]
 pub struct Setup {
+    /// With `XrcSend`, the second side has the target.
     pub qp_type: QpType,
     pub mtu: PathMtu,
     pub psn: u32,
@@ -169,13 +173,23 @@ impl Side {
         let send_cq = dev.create_cq(256, 0, None).unwrap();
         let recv_cq = dev.create_cq(256, 0, None).unwrap();
         let srq = setup.srq.map(|limit| dev.create_srq(pd, 64, 4, limit).unwrap());
+        let qp_type = match setup.qp_type {
+            QpType::XrcSend if number == 2 => QpType::XrcRecv,
+            qp_type => qp_type,
+        };
+        let xrc = (qp_type == QpType::XrcRecv).then(|| {
+            let xrcd = dev.open_xrcd(None, true, false).unwrap();
+            let mut srq = || dev.create_xrc_srq(pd, xrcd, &recv_cq, 64, 4).unwrap();
+            (xrcd, [srq(), srq()])
+        });
         let init = QpInit {
-            pd,
-            qp_type: setup.qp_type,
+            pd: Some(pd),
+            qp_type,
             cap: setup.cap,
-            send_cq: send_cq.clone(),
-            recv_cq: recv_cq.clone(),
+            send_cq: Some(send_cq.clone()),
+            recv_cq: Some(recv_cq.clone()),
             srq,
+            xrcd: xrc.map(|(xrcd, _)| xrcd),
             sq_sig_all: setup.sig_all,
         };
         let (qpn, _) = dev.create_qp(init).unwrap();
@@ -188,10 +202,12 @@ impl Side {
         Side {
             dev,
             memory,
+            pd,
             mr,
             send_cq,
             recv_cq,
             qpn,
+            xrc,
             addr,
             now: Time::ZERO,
         }
@@ -229,8 +245,13 @@ impl Side {
         self.dev.query_qp(self.qpn).unwrap().0.state
     }
 
+    pub fn qp_type(&self) -> QpType {
+        self.dev.query_qp(self.qpn).unwrap().1.qp_type
+    }
+
     pub fn srq(&self) -> Option<SrqId> {
-        self.dev.query_qp(self.qpn).unwrap().1.srq
+        let own = self.dev.query_qp(self.qpn).unwrap().1.srq;
+        own.or(self.xrc.map(|(_, [first, _])| first))
     }
 
     /// Takes the QP to INIT and RTR.
@@ -261,7 +282,7 @@ impl Side {
         }
         self.modify(&attr, init | M::ACCESS_FLAGS).unwrap();
         let mut mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
-        if setup.qp_type == QpType::Rc {
+        if matches!(self.qp_type(), QpType::Rc | QpType::XrcRecv) {
             mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         }
         self.modify(&rtr, mask).unwrap();
@@ -280,8 +301,12 @@ impl Side {
             ..QpAttr::default()
         };
         let mut mask = M::STATE | M::SQ_PSN;
-        if setup.qp_type == QpType::Rc {
-            mask |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        match self.qp_type() {
+            QpType::Rc | QpType::XrcSend => {
+                mask |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+            }
+            QpType::XrcRecv => mask |= M::TIMEOUT,
+            QpType::Uc | QpType::Ud => {}
         }
         self.modify(&attr, mask).unwrap();
     }
@@ -307,7 +332,7 @@ impl Side {
             operation: Operation::Send,
             flags: SendFlags::empty(),
             sges: &sges,
-            ud: None,
+            ..SendWr::default()
         };
         self.post(&wr).unwrap();
     }

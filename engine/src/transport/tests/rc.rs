@@ -41,7 +41,7 @@ fn opcodes_psns_and_flags() {
         operation: Operation::SendImm(0x1234_5678),
         flags: SendFlags::SOLICITED,
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     pair.a.post(&wr).unwrap();
     let sent = pair.a.sent();
@@ -97,7 +97,7 @@ fn inline_data_needs_no_key() {
         operation: Operation::Send,
         flags: SendFlags::INLINE,
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     pair.a.post(&wr).unwrap();
     let source = pair.a.source(25);
@@ -150,7 +150,7 @@ fn unsignaled_sends_leave_in_silence() {
             operation: Operation::Send,
             flags,
             sges: &sges,
-            ud: None,
+            ..SendWr::default()
         };
         pair.a.post(&wr).unwrap();
     }

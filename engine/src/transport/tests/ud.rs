@@ -31,6 +31,7 @@ fn datagram(side: &mut Side, wr_id: u64, len: u32, to: (u32, IpAddr), qkey: u32)
         flags: SendFlags::empty(),
         sges: &sges,
         ud,
+        ..SendWr::default()
     };
     side.post(&wr)
 }
@@ -96,7 +97,7 @@ fn keys_lengths_and_destinations() {
         operation: Operation::Send,
         flags: SendFlags::empty(),
         sges: &[],
-        ud: None,
+        ..SendWr::default()
     };
     assert_eq!(pair.a.post(&wr), Err(VerbsError::Invalid));
 }

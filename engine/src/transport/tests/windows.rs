@@ -10,8 +10,7 @@ const OK: WcStatus = WcStatus::Success;
 const FLUSH: WcStatus = WcStatus::WrFlushErr;
 
 fn window(side: &mut Side, mw_type: MwType) -> (MwId, u32) {
-    let pd = side.dev.query_qp(side.qpn).unwrap().1.pd;
-    side.dev.alloc_mw(pd, mw_type).unwrap()
+    side.dev.alloc_mw(side.pd, mw_type).unwrap()
 }
 
 /// Of 4096 bytes from RECV on, for WRITE and READ.
@@ -36,7 +35,7 @@ fn post(side: &mut Side, wr_id: u64, operation: Operation, flags: SendFlags) {
         operation,
         flags,
         sges: &sges,
-        ud: None,
+        ..SendWr::default()
     };
     side.post(&wr).unwrap();
 }
@@ -330,7 +329,7 @@ fn send_with_invalidate() {
             operation: Operation::SendInv(key),
             flags: NO_FLAGS,
             sges: &sges,
-            ud: None,
+            ..SendWr::default()
         };
         pair.a.post(&wr).unwrap();
         let sent = pair.a.sent();
@@ -527,7 +526,7 @@ fn who_may_post_what() {
                 operation,
                 flags: NO_FLAGS,
                 sges: &[],
-                ud: None,
+                ..SendWr::default()
             };
             assert_eq!(pair.a.post(&wr).is_ok(), allowed, "{operation:?} on {qp_type}");
             if operation.is_local() {
