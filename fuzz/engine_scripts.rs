@@ -7,6 +7,7 @@ struct Script(Vec<u8>);
 /// Kinds of `post_send`, the operation's own bytes included.
 const SEND: &[u8] = &[9, 0x80, 0];
 const SEND_IMM: &[u8] = &[7, 0x80, 0, 1, 2, 3, 4];
+const SEND_TO_GROUP: &[u8] = &[0x69, 0, 0x80, 0];
 const WRITE: &[u8] = &[1, 0x80, 0];
 const WRITE_IMM: &[u8] = &[2, 0x80, 0, 1, 2, 3, 4];
 const READ: &[u8] = &[3, 0x80, 0];
@@ -251,6 +252,14 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
         (
             "ud-send-imm-srq",
             new().receive(5, 300).send(4, SEND_IMM, 100).exchange(1, 0),
+        ),
+        (
+            "ud-multicast",
+            new()
+                .receive(4, 140)
+                .receive(5, 140)
+                .send(4, SEND_TO_GROUP, 100)
+                .exchange(1, 0),
         ),
         ("ud-no-receive", new().send(4, SEND, 100).exchange(1, 0)),
         ("raw-packet", new().act(0, 21, &[&[16][..], &[0x11; 17]].concat())),

@@ -15,8 +15,11 @@ use ferroce_engine::queue::Cq;
 use ferroce_engine::time::Time;
 use ferroce_engine::verbs::*;
 use ferroce_wire::PathMtu;
+use ferroce_wire::bth::MULTICAST_QPN;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+/// The multicast group of all UD QPs.
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 0, 0, 1));
 const BASE: u64 = 0x10_0000;
 const LEN: usize = 1 << 16;
 const QKEY: u32 = 0x1111_1111;
@@ -232,7 +235,17 @@ impl World {
                 assert!(world.modify(qp, state, 1 + u32::from(choice & 0x3f) % 5));
             }
         }
+        for qpn in world.datagram_qpns() {
+            world.device.attach_multicast(qpn, GROUP).unwrap();
+        }
         world
+    }
+
+    fn datagram_qpns(&self) -> Vec<u32> {
+        let qps = QPS.iter().zip(&self.qpns);
+        qps.filter(|((qp_type, ..), _)| *qp_type == QpType::Ud)
+            .map(|(_, &qpn)| qpn)
+            .collect()
     }
 
     fn path() -> Path {
@@ -407,10 +420,10 @@ impl World {
         let (qp_type, peer, _) = QPS[qp];
         let ud = (qp_type == QpType::Ud || kind & 0x70 == 0x70).then(|| UdDest {
             path: World::path(),
-            qpn: if kind & 0x20 == 0 {
-                self.qpns[peer]
-            } else {
-                script.u32() & 0xff_ffff
+            qpn: match kind & 0x60 {
+                0x60 => MULTICAST_QPN,
+                0x20 => script.u32() & 0xff_ffff,
+                _ => self.qpns[peer],
             },
             qkey: if kind & 0x10 == 0 { QKEY } else { script.u32() },
         });
@@ -558,12 +571,13 @@ impl World {
         } else {
             IpAddr::V4(Ipv4Addr::new(10, 0, 0, source))
         };
+        let to_group = data.get(5..8) == Some(&MULTICAST_QPN.to_be_bytes()[1..]);
         self.device.receive(
             self.now,
             &RxPacket {
                 source,
                 source_port: 0xc000,
-                dest: HERE,
+                dest: if to_group { GROUP } else { HERE },
                 traffic_class: 0,
                 hop_limit: 64,
                 data,
@@ -658,6 +672,9 @@ impl World {
             self.device.handle_timeouts(deadline);
             deadlines += 1;
             assert!(deadlines < 1000, "QPs in ERR still set timers");
+        }
+        for qpn in self.datagram_qpns() {
+            self.device.detach_multicast(qpn, GROUP).unwrap();
         }
         for &qpn in &self.qpns {
             self.device.destroy_qp(self.now, qpn).unwrap();
