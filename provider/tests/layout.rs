@@ -77,6 +77,9 @@ fn all() -> Vec<Check> {
         ibv_values_ex { comp_mask, raw_clock }
         ibv_pd { context, handle }
         ibv_mr { context, pd, addr, length, handle, lkey, rkey }
+        ibv_mw { context, pd, rkey, handle, mw_type = "type" }
+        ibv_mw_bind_info { mr, addr, length, mw_access_flags }
+        ibv_mw_bind { wr_id, send_flags, bind_info }
         ibv_comp_channel { context, fd, refcnt }
         ibv_cq {
             context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed, async_events_completed,
@@ -142,6 +145,7 @@ fn nested() -> Vec<Check> {
         ours,
     };
     let wr = offset_of!(ibv_send_wr, wr);
+    let bind_mw = offset_of!(ibv_send_wr, bind_mw);
     vec![
         check(
             "offsetof(struct ibv_send_wr, wr.rdma.remote_addr)",
@@ -178,6 +182,14 @@ fn nested() -> Vec<Check> {
         check(
             "offsetof(struct ibv_send_wr, wr.ud.remote_qkey)",
             wr + offset_of!(ibv_wr_ud, remote_qkey),
+        ),
+        check(
+            "offsetof(struct ibv_send_wr, bind_mw.rkey)",
+            bind_mw + offset_of!(ibv_wr_bind_mw, rkey),
+        ),
+        check(
+            "offsetof(struct ibv_send_wr, bind_mw.bind_info)",
+            bind_mw + offset_of!(ibv_wr_bind_mw, bind_info),
         ),
     ]
 }

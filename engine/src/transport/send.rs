@@ -164,9 +164,10 @@ impl Qp {
             self.requester.wait_for_ack();
             return Step::Waits;
         }
+        let scope = self.scope_of(self.pd);
         let done = match wqe.operation {
-            Operation::LocalInvalidate(key) => shared.keys.invalidate(self.scope(), key),
-            Operation::BindMw(bind) => shared.keys.bind(self.scope(), &bind),
+            Operation::LocalInvalidate(key) => shared.keys.invalidate(scope, key),
+            Operation::BindMw(bind) => shared.keys.bind(scope, &bind),
             _ => Err(Denied),
         };
         if done.is_err() {

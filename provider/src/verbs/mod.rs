@@ -9,6 +9,7 @@ pub mod driver;
 pub mod event_pipe;
 pub mod events;
 pub mod mr;
+pub mod mw;
 pub mod ops;
 pub mod pd;
 pub mod post;

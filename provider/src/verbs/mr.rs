@@ -10,9 +10,9 @@ use crate::abi::private::verbs_mr;
 use crate::abi::verbs::{ibv_mr, ibv_pd};
 
 /// `IBV_MR_TYPE_MR`.
-const ORDINARY: u32 = 0;
+pub(super) const ORDINARY: u32 = 0;
 /// `IBV_ACCESS_OPTIONAL_RANGE`: rights that a device may ignore.
-const OPTIONAL: u32 = 0x3ff0_0000;
+pub(super) const OPTIONAL: u32 = 0x3ff0_0000;
 
 /// Registers `length` bytes at `addr`, which peers and work requests reach from `iova` on.
 pub(super) unsafe extern "C" fn reg_mr(

@@ -3,14 +3,16 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{ah, context, cq, cq_ex, events, mr, pd, post, qp, query, srq, xrcd};
+use super::{ah, context, cq, cq_ex, events, mr, mw, pd, post, qp, query, srq, xrcd};
 use crate::abi::version::Abi;
 
 /// The ops of this provider, by their names in `struct verbs_context_ops`. Those that are missing fail with EOPNOTSUPP.
 const OPS: &[(&str, *const c_void)] = &[
+    ("alloc_mw", mw::alloc_mw as *const c_void),
     ("alloc_pd", pd::alloc_pd as *const c_void),
     ("async_event", events::async_event as *const c_void),
     ("attach_mcast", qp::attach_mcast as *const c_void),
+    ("bind_mw", mw::bind_mw as *const c_void),
     ("close_xrcd", xrcd::close_xrcd as *const c_void),
     ("cq_event", cq::cq_event as *const c_void),
     ("create_ah", ah::create_ah as *const c_void),
@@ -20,6 +22,7 @@ const OPS: &[(&str, *const c_void)] = &[
     ("create_qp_ex", qp::create_qp_ex as *const c_void),
     ("create_srq", srq::create_srq as *const c_void),
     ("create_srq_ex", srq::create_srq_ex as *const c_void),
+    ("dealloc_mw", mw::dealloc_mw as *const c_void),
     ("dealloc_pd", pd::dealloc_pd as *const c_void),
     ("dereg_mr", mr::dereg_mr as *const c_void),
     ("destroy_ah", ah::destroy_ah as *const c_void),

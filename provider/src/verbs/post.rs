@@ -3,9 +3,10 @@
 use std::ffi::c_int;
 
 use ferroce_engine::runtime::Engine;
-use ferroce_engine::verbs::{Operation, RecvWr, SendFlags, SendWr, Sge, UdDest, VerbsError};
+use ferroce_engine::verbs::{MwType, Operation, RecvWr, SendFlags, SendWr, Sge, UdDest, VerbsError};
 
 use super::ah::Ah;
+use super::mw;
 use super::qp::Qp;
 use super::srq::Srq;
 use super::verb;
@@ -66,11 +67,16 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr
             add: atomic.compare_add,
         },
         7 => Operation::LocalInvalidate(wr.imm_data),
+        8 => {
+            let bind = &wr.bind_mw;
+            // SAFETY: as the caller says.
+            unsafe { mw::bind(bind.mw, MwType::Type2, bind.rkey, &bind.bind_info)? }
+        }
         9 => Operation::SendInv(wr.imm_data),
         _ => return Err(VerbsError::Invalid),
     };
     let ud = match qp_type {
-        UD => {
+        UD if !operation.is_local() => {
             // SAFETY: on a UD QP this member is meant, with an address handle of this provider.
             let (ud, path) = unsafe { (wr.wr.ud, Ah::path(wr.wr.ud.ah)?) };
             Some(UdDest {
@@ -85,8 +91,12 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr
         wr_id: wr.wr_id,
         operation,
         flags: SendFlags::from_bits_truncate(wr.send_flags),
-        // SAFETY: as the caller says.
-        sges: unsafe { sges(wr.sg_list, wr.num_sge, max_sge)? },
+        sges: if operation.is_local() {
+            &[]
+        } else {
+            // SAFETY: as the caller says.
+            unsafe { sges(wr.sg_list, wr.num_sge, max_sge)? }
+        },
         ud,
         srqn: if qp_type == XRC_SEND { wr.remote_srqn } else { 0 },
     })

@@ -4,14 +4,15 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use ferroce_engine::verbs::{Operation, QpType, SendFlags, SendWr, Sge, UdDest, VerbsError};
+use ferroce_engine::verbs::{MwType, Operation, QpType, SendFlags, SendWr, Sge, UdDest, VerbsError};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
 use super::ah::Ah;
+use super::mw;
 use super::qp::Qp;
 use super::verb;
-use crate::abi::verbs::{ibv_ah, ibv_data_buf, ibv_qp_ex};
+use crate::abi::verbs::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex};
 use crate::guard::guard;
 
 /// Bits of `enum ibv_qp_create_send_ops_flags`: SEND, with immediate data.
@@ -21,11 +22,15 @@ const WRITES: u64 = 1 << 0 | 1 << 1;
 /// RDMA READ, compare and swap, fetch and add.
 const READS_AND_ATOMICS: u64 = 1 << 4 | 1 << 5 | 1 << 6;
 
+/// Local invalidation and binds of memory windows, and SEND with invalidate.
+const LOCAL: u64 = 1 << 7 | 1 << 8;
+const SEND_WITH_INV: u64 = 1 << 9;
+
 /// The send operations that a QP of a type (`enum ibv_qp_type`) can be made with.
 pub(super) fn send_ops(qp_type: u32) -> u64 {
     match QpType::from_number(qp_type) {
-        Some(QpType::Rc | QpType::XrcSend) => SENDS | WRITES | READS_AND_ATOMICS,
-        Some(QpType::Uc) => SENDS | WRITES,
+        Some(QpType::Rc | QpType::XrcSend) => SENDS | SEND_WITH_INV | WRITES | READS_AND_ATOMICS | LOCAL,
+        Some(QpType::Uc) => SENDS | WRITES | LOCAL,
         Some(QpType::Ud) => SENDS,
         _ => 0,
     }
@@ -230,10 +235,24 @@ macro_rules! unsupported {
     };
 }
 unsupported! {
-    wr_bind_mw(*mut c_void, u32, *const c_void);
     wr_send_tso(*mut c_void, u16, u16);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    public: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: the program calls it between `wr_start` and its end, with a window and a region of this provider.
+    unsafe {
+        match mw::bind(mw, MwType::Type2, rkey, &*info) {
+            Ok(operation) => begin(public, operation),
+            Err(error) => with(public, |_, batch| batch.fail(error)),
+        }
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(public: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {

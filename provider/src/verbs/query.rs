@@ -13,8 +13,9 @@ use crate::abi::verbs::{
 };
 
 /// Bits of `enum ibv_device_cap_flags`: UD_AV_PORT_ENFORCE, CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID,
-/// RC_RNR_NAK_GEN, SRQ_RESIZE, XRC.
-const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 20;
+/// RC_RNR_NAK_GEN, SRQ_RESIZE; MEM_WINDOW, XRC, MEM_MGT_EXTENSIONS, MEM_WINDOW_TYPE_2B.
+const CAPABILITIES: u32 =
+    1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
 /// Bits of `enum ibv_port_cap_flags`: CM_SUP, IP_BASED_GIDS.
 const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 /// Vendor id of devices that have none.
@@ -88,6 +89,7 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     attr.max_cq = number(limits.max_cq);
     attr.max_cqe = number(limits.max_cqe);
     attr.max_mr = number(limits.max_mr);
+    attr.max_mw = number(limits.max_mw);
     attr.max_pd = number(limits.max_pd);
     attr.max_qp_rd_atom = limits.max_rd_atomic.into();
     attr.max_qp_init_rd_atom = limits.max_rd_atomic.into();
