@@ -134,7 +134,7 @@ bitflags! {
     /// Flags of a send work request (`enum ibv_send_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
-        /// Wait for earlier READs and atomics.
+        /// Wait for the answers of what precedes: READs, atomics, ATOMIC WRITEs and FLUSHes.
         const FENCE = 1;
         /// Give a completion.
         const SIGNALED = 1 << 1;
@@ -300,6 +300,41 @@ pub struct Sge {
     pub lkey: u32,
 }
 
+bitflags! {
+    /// How far a FLUSH brings data (`enum ibv_placement_type`, the placement type of the FETH).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Placement: u8 {
+        /// Every observer of the memory sees it.
+        const GLOBAL = 1;
+        /// It outlasts a loss of power.
+        const PERSISTENT = 2;
+    }
+}
+
+impl Placement {
+    /// The rights that QP and memory must give for it.
+    pub(crate) fn rights(self) -> Access {
+        let when = |placement, right| {
+            if self.contains(placement) {
+                right
+            } else {
+                Access::empty()
+            }
+        };
+        when(Placement::GLOBAL, Access::FLUSH_GLOBAL) | when(Placement::PERSISTENT, Access::FLUSH_PERSISTENT)
+    }
+}
+
+/// What a FLUSH covers (`enum ibv_selectivity_level`, the selectivity level of the FETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Selectivity {
+    /// The range that it names.
+    Range = 0,
+    /// The whole region of the key.
+    Region = 1,
+}
+
 /// What a send work request does, with what that needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -351,6 +386,26 @@ pub enum Operation {
         rkey: u32,
         /// Addend.
         add: u64,
+    },
+    /// Atomic store of 8 bytes, after all that was flushed before.
+    AtomicWrite {
+        /// Remote address, 8-byte aligned.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+    },
+    /// FLUSH: what was written before gets to where `placement` says.
+    Flush {
+        /// Remote address.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+        /// Bytes.
+        length: u32,
+        /// How far.
+        placement: Placement,
+        /// Which of the memory.
+        selectivity: Selectivity,
     },
     /// Invalidate the key of a type 2 memory window.
     LocalInvalidate(u32),
@@ -475,6 +530,8 @@ pub enum WcOpcode {
     FetchAdd = 4,
     BindMw = 5,
     LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }
@@ -571,6 +628,7 @@ from_number!(QpType {
     XrcRecv
 });
 from_number!(MwType { Type1, Type2 });
+from_number!(Selectivity { Range, Region });
 from_number!(QpState {
     Reset,
     Init,

@@ -58,7 +58,7 @@ impl Device {
         if len == 0 || len > self.limits.max_mr_size || remote && !access.contains(Access::LOCAL_WRITE) {
             return Err(VerbsError::Invalid);
         }
-        if access.intersects(Access::ON_DEMAND | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+        if access.intersects(Access::ON_DEMAND | Access::FLUSH_PERSISTENT) {
             return Err(VerbsError::NotSupported);
         }
         let region = Region::new(pd, addr, len, iova, access).ok_or(VerbsError::Invalid)?;

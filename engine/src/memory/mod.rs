@@ -12,7 +12,7 @@ pub struct Fault {
     pub addr: u64,
 }
 
-/// A 64-bit atomic operation of the AtomicETH (reference section 3).
+/// A 64-bit atomic operation: of an AtomicETH, or an ATOMIC WRITE (reference section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Store `swap` if the value equals `compare`.
@@ -26,6 +26,11 @@ pub enum AtomicOp {
     FetchAdd {
         /// The addend.
         add: u64,
+    },
+    /// Store.
+    Store {
+        /// The value.
+        value: u64,
     },
 }
 

@@ -106,6 +106,7 @@ impl Memory for SimMemory {
             AtomicOp::CompareSwap { compare, swap } if old == compare => swap,
             AtomicOp::CompareSwap { .. } => old,
             AtomicOp::FetchAdd { add } => old.wrapping_add(add),
+            AtomicOp::Store { value } => value,
         };
         *word = new.to_ne_bytes();
         Ok(old)
@@ -160,6 +161,7 @@ mod tests {
             memory.atomic(0, AtomicOp::CompareSwap { compare: 5, swap: 9 }),
             Ok(5)
         );
-        assert_eq!(memory.atomic(0, AtomicOp::FetchAdd { add: 0 }), Ok(9));
+        assert_eq!(memory.atomic(0, AtomicOp::Store { value: 3 }), Ok(9));
+        assert_eq!(memory.atomic(0, AtomicOp::FetchAdd { add: 0 }), Ok(3));
     }
 }

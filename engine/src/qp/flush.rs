@@ -14,6 +14,8 @@ impl Qp {
                 Operation::Read { .. } => WcOpcode::RdmaRead,
                 Operation::CompareSwap { .. } => WcOpcode::CompSwap,
                 Operation::FetchAdd { .. } => WcOpcode::FetchAdd,
+                Operation::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+                Operation::Flush { .. } => WcOpcode::Flush,
                 Operation::LocalInvalidate(_) => WcOpcode::LocalInv,
                 Operation::BindMw(_) => WcOpcode::BindMw,
             };

@@ -65,6 +65,8 @@ impl Qp {
             Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
                 reliable && !inline && addr.is_multiple_of(8) && length == 8
             }
+            Operation::AtomicWrite { addr, .. } => reliable && addr.is_multiple_of(8) && length == 8,
+            Operation::Flush { placement, .. } => reliable && !placement.is_empty() && wr.sges.is_empty(),
             Operation::SendInv(_) => reliable,
             Operation::BindMw(_) | Operation::LocalInvalidate(_) => connected && wr.sges.is_empty(),
         };

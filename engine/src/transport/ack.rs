@@ -58,21 +58,27 @@ impl Qp {
         false
     }
 
-    /// A packet of a READ response.
+    /// A packet of a READ response, which also answers FLUSHes and ATOMIC WRITEs, without data then.
     fn read_response(&mut self, shared: &mut Shared<'_>, seq: u64, payload: &[u8]) {
         let Some((index, wqe)) = self.answered(shared, seq) else {
             return;
         };
-        if !matches!(wqe.operation, Operation::Read { .. }) {
-            shared.counters.drop_opcode += 1;
-            return;
-        }
         let offset = (seq - wqe.first) as u32 * self.mtu;
-        if payload.len() as u32 != wqe.length.saturating_sub(offset).min(self.mtu) {
+        let expected = match wqe.operation {
+            Operation::Read { .. } => wqe.length.saturating_sub(offset).min(self.mtu),
+            Operation::AtomicWrite { .. } | Operation::Flush { .. } => 0,
+            _ => {
+                shared.counters.drop_opcode += 1;
+                return;
+            }
+        };
+        if payload.len() as u32 != expected {
             self.fail_send(shared, WcStatus::BadRespErr);
-            return;
+        } else if expected == 0 {
+            self.advance(shared, self.requester.una + 1, true);
+        } else {
+            self.take_data(shared, index, &wqe, offset, payload);
         }
-        self.take_data(shared, index, &wqe, offset, payload);
     }
 
     /// The answer of an atomic: the old value, in the byte order of this host.
@@ -115,15 +121,15 @@ impl Qp {
         }
     }
 
-    /// Everything before `to` has arrived: completes what that covers. Only `data`, which is for the oldest WQE, moves
-    /// past READs and atomics.
-    fn advance(&mut self, shared: &mut Shared<'_>, to: u64, data: bool) {
+    /// Everything before `to` has arrived: completes what that covers. Past a WQE that is answered by more than an
+    /// acknowledgement only its `answer` moves, and then it is the oldest.
+    fn advance(&mut self, shared: &mut Shared<'_>, to: u64, answer: bool) {
         let from = self.requester.una;
         let (mut at, mut cost) = (from, 0);
         let sent = self.requester.send;
         while at < to {
             let Some(wqe) = self.sq.front() else { break };
-            if wqe.awaits_data() && !data {
+            if wqe.is_answered() && !answer {
                 break;
             }
             let end = wqe.end();

@@ -1,5 +1,7 @@
 //! The responder of RC: carries out requests in PSN order, each once.
 
+use std::sync::atomic::{Ordering, fence};
+
 use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
 
 use super::receive::{Position, Refusal};
@@ -8,7 +10,7 @@ use super::responder::Response;
 use crate::device::SrqId;
 use crate::memory::AtomicOp;
 use crate::qp::{Qp, Shared};
-use crate::verbs::{Access, AsyncEvent, QpState, WcStatus};
+use crate::verbs::{Access, AsyncEvent, Placement, QpState, Selectivity, WcStatus};
 
 /// What a request that was carried out stands for.
 struct Done {
@@ -50,15 +52,20 @@ impl Qp {
         }
     }
 
-    /// Takes a request that was carried out before: SENDs and WRITEs are only acknowledged, READs are done again,
-    /// atomics give the result that they had.
+    /// Takes a request that was carried out before: SENDs and WRITEs are only acknowledged, READs are done again, the
+    /// others give the result that they had.
     fn repeat(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
         shared.counters.duplicates += 1;
         let psn = roce.bth().psn;
         match roce.opcode().kind() {
-            Kind::ReadRequest | Kind::CompareSwap | Kind::FetchAdd => {
+            kind @ (Kind::ReadRequest
+            | Kind::CompareSwap
+            | Kind::FetchAdd
+            | Kind::AtomicWrite
+            | Kind::Flush) => {
+                let part = roce.reth().filter(|_| kind == Kind::ReadRequest);
                 let known = self.responder.resources.find(psn);
-                if !known.is_some_and(|resource| resource.again(psn, roce.reth(), self.mtu)) {
+                if !known.is_some_and(|resource| resource.again(psn, part, self.mtu)) {
                     shared.counters.drop_psn += 1;
                 }
             }
@@ -89,6 +96,8 @@ impl Qp {
         match roce.opcode().kind() {
             Kind::ReadRequest => self.execute_read(shared, roce),
             Kind::CompareSwap | Kind::FetchAdd => self.execute_atomic(shared, roce),
+            Kind::AtomicWrite => self.execute_atomic_write(shared, roce),
+            Kind::Flush => self.execute_flush(shared, roce),
             _ => self.carry_out(shared, roce).map(|()| Done {
                 packets: 1,
                 completes: Position::of(roce.opcode()).last,
@@ -113,7 +122,8 @@ impl Qp {
     /// A READ: it is answered when responses are sent.
     fn execute_read(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
         let reth = roce.reth().ok_or(Refusal::Invalid)?;
-        self.admit_data_request(roce, Access::REMOTE_READ)?;
+        self.admit(roce, 0, Access::REMOTE_READ)?;
+        needs(self.responder.resources.has_room())?;
         if reth.dma_len > 1 << 31 {
             return Err(Refusal::Invalid);
         }
@@ -125,28 +135,15 @@ impl Qp {
                 .map_err(|_| Refusal::Access)?;
         }
         let packets = reth.dma_len.div_ceil(self.mtu).max(1);
-        self.responder.keep(packets, Answer::Memory(reth));
-        Ok(Done {
-            packets,
-            completes: true,
-            answered: true,
-        })
+        Ok(self.keep(packets, Answer::Memory(reth)))
     }
 
     /// An atomic: done at once; the old value is kept for the answer.
     fn execute_atomic(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
         let atomic = roce.atomic_eth().ok_or(Refusal::Invalid)?;
-        self.admit_data_request(roce, Access::REMOTE_ATOMIC)?;
-        if !atomic.va.is_multiple_of(8) {
-            return Err(Refusal::Invalid);
-        }
-        let addr = shared
-            .keys
-            .remote(self.scope(), atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC)
-            .map_err(|_| Refusal::Access)?;
-        if !addr.is_multiple_of(8) {
-            return Err(Refusal::Invalid);
-        }
+        self.admit(roce, 0, Access::REMOTE_ATOMIC)?;
+        needs(self.responder.resources.has_room())?;
+        let addr = self.word(shared, atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)?;
         let op = if roce.opcode().kind() == Kind::CompareSwap {
             AtomicOp::CompareSwap {
                 compare: atomic.compare,
@@ -156,21 +153,70 @@ impl Qp {
             AtomicOp::FetchAdd { add: atomic.swap_add }
         };
         let original = shared.memory.atomic(addr, op).map_err(|_| Refusal::TargetFault)?;
-        self.responder.keep(1, Answer::Original(original));
-        Ok(Done {
-            packets: 1,
-            completes: true,
-            answered: true,
-        })
+        Ok(self.keep(1, Answer::Original(original)))
     }
 
-    /// Whether a READ or atomic may come now, on this QP.
-    fn admit_data_request(&self, roce: &RocePacket<'_>, right: Access) -> Result<(), Refusal> {
-        let ok = self.responder.message.is_none()
-            && roce.payload().is_empty()
-            && self.attr.access.contains(right)
-            && self.responder.resources.has_room();
-        if ok { Ok(()) } else { Err(Refusal::Invalid) }
+    /// An ATOMIC WRITE: done at once, and once. It needs the right to WRITE, as Linux has it.
+    fn execute_atomic_write(
+        &mut self,
+        shared: &mut Shared<'_>,
+        roce: &RocePacket<'_>,
+    ) -> Result<Done, Refusal> {
+        let reth = roce.reth().ok_or(Refusal::Invalid)?;
+        let bytes = *roce.payload().first_chunk().ok_or(Refusal::Invalid)?;
+        self.admit(roce, size_of::<u64>(), Access::REMOTE_WRITE)?;
+        needs(reth.dma_len == 8 && self.responder.resources.has_room())?;
+        let addr = self.word(shared, reth.rkey, reth.va, Access::REMOTE_WRITE)?;
+        let value = u64::from_ne_bytes(bytes);
+        let stored = shared.memory.atomic(addr, AtomicOp::Store { value });
+        stored.map_err(|_| Refusal::TargetFault)?;
+        Ok(self.keep(1, Answer::Stored))
+    }
+
+    /// A FLUSH: the requests before it are carried out, by this CPU. That everybody sees it is for a fence to see to.
+    fn execute_flush(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
+        let (feth, reth) = roce.feth().zip(roce.reth()).ok_or(Refusal::Invalid)?;
+        let placement = Placement::from_bits(feth.placement).ok_or(Refusal::Invalid)?;
+        let selectivity = Selectivity::from_number(feth.selectivity.into()).ok_or(Refusal::Invalid)?;
+        let rights = placement.rights();
+        self.admit(roce, 0, rights)?;
+        needs(!placement.is_empty() && self.responder.resources.has_room_to_flush())?;
+        let (keys, scope) = (&*shared.keys, self.scope());
+        let granted = match selectivity {
+            Selectivity::Range => {
+                let len = u64::from(reth.dma_len);
+                keys.remote(scope, reth.rkey, reth.va, len, rights).map(drop)
+            }
+            Selectivity::Region => keys.remote_region(scope, reth.rkey, rights),
+        };
+        granted.map_err(|_| Refusal::Access)?;
+        fence(Ordering::SeqCst);
+        Ok(self.keep(1, Answer::Flushed))
+    }
+
+    /// Whether a request of one packet may come now, with so much payload, on a QP that gives such rights.
+    fn admit(&self, roce: &RocePacket<'_>, payload: usize, rights: Access) -> Result<(), Refusal> {
+        let between_messages = self.responder.message.is_none();
+        needs(between_messages && roce.payload().len() == payload && self.attr.access.contains(rights))
+    }
+
+    /// The address of an aligned word that a peer names.
+    fn word(&self, shared: &Shared<'_>, rkey: u32, va: u64, right: Access) -> Result<u64, Refusal> {
+        needs(va.is_multiple_of(8))?;
+        let addr = shared.keys.remote(self.scope(), rkey, va, 8, right);
+        let addr = addr.map_err(|_| Refusal::Access)?;
+        needs(addr.is_multiple_of(8))?;
+        Ok(addr)
+    }
+
+    /// Keeps the answer of the request expected, which takes so many PSNs.
+    fn keep(&mut self, packets: u32, answer: Answer) -> Done {
+        self.responder.keep(packets, answer);
+        Done {
+            packets,
+            completes: true,
+            answered: true,
+        }
     }
 
     /// The request expected is not carried out: RNR NAK, or NAK and ERR.
@@ -237,4 +283,9 @@ impl Qp {
         self.responder.resources.clear();
         self.refuse(shared, refusal);
     }
+}
+
+/// Without this a request is invalid.
+fn needs(condition: bool) -> Result<(), Refusal> {
+    if condition { Ok(()) } else { Err(Refusal::Invalid) }
 }

@@ -1,6 +1,8 @@
 //! One request packet of a send WQE: its opcode, headers and payload.
 
-use ferroce_wire::{AtomicEth, Bth, Deth, Ieth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass, XrcEth};
+use ferroce_wire::{
+    AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Kind, Opcode, Psn, Reth, TransportClass, XrcEth,
+};
 
 use super::payload::Domain;
 use crate::memory::Fault;
@@ -18,7 +20,7 @@ pub(crate) struct Request {
     offset: u32,
     /// Bytes of payload.
     pub payload: usize,
-    /// The length in the RETH: of the whole WRITE, or of the part that this READ asks for.
+    /// The length in the RETH: of the whole WRITE or FLUSH, or of the part that this READ asks for.
     pub dma_len: u32,
     operation: Operation,
     /// UD only.
@@ -64,6 +66,8 @@ impl Request {
             Operation::Read { .. } => Kind::ReadRequest,
             Operation::CompareSwap { .. } => Kind::CompareSwap,
             Operation::FetchAdd { .. } => Kind::FetchAdd,
+            Operation::AtomicWrite { .. } => Kind::AtomicWrite,
+            Operation::Flush { .. } => Kind::Flush,
             Operation::LocalInvalidate(_) | Operation::BindMw(_) => return None,
         };
         let offset = index * mtu;
@@ -73,14 +77,14 @@ impl Request {
             psn: Psn::new(0),
             dest_qpn: 0,
             ack_request: false,
-            solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
+            solicited: last && wqe.takes_receive() && wqe.flags.contains(SendFlags::SOLICITED),
             offset,
-            payload: if wqe.awaits_data() {
-                0
-            } else {
-                left.min(mtu) as usize
+            payload: if wqe.fetches() { 0 } else { left.min(mtu) as usize },
+            dma_len: match wqe.operation {
+                Operation::Read { .. } => left,
+                Operation::Flush { length, .. } => length,
+                _ => wqe.length,
             },
-            dma_len: if wqe.awaits_data() { left } else { wqe.length },
             operation: wqe.operation,
             deth: None,
         })
@@ -137,8 +141,24 @@ impl Request {
     /// Writes the extension headers of the operation.
     fn extend(&self, out: &mut [u8], fault: Fault) -> Result<(), Fault> {
         let mut out = out;
+        if let Operation::Flush {
+            placement,
+            selectivity,
+            ..
+        } = self.operation
+        {
+            Feth {
+                placement: placement.bits(),
+                selectivity: selectivity as u8,
+            }
+            .emit(out);
+            out = out.get_mut(Feth::LEN..).ok_or(fault)?;
+        }
         let target = match self.operation {
-            Operation::Write { addr, rkey } | Operation::WriteImm { addr, rkey, .. } => Some((addr, rkey)),
+            Operation::Write { addr, rkey }
+            | Operation::WriteImm { addr, rkey, .. }
+            | Operation::AtomicWrite { addr, rkey }
+            | Operation::Flush { addr, rkey, .. } => Some((addr, rkey)),
             Operation::Read { addr, rkey } => Some((addr.wrapping_add(u64::from(self.offset)), rkey)),
             _ => None,
         };

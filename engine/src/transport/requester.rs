@@ -55,9 +55,10 @@ pub(crate) struct Requester {
     /// The last message that the peer has credits for; `None`: no limit.
     credit_limit: Option<u32>,
     pub window: Window,
-    /// READ and atomic requests that are not wholly answered: the sequence number after the last answer of each.
-    data_requests: VecDeque<u64>,
-    /// Where requests for data ever ended, beyond `una`, in order: the peer may know them as such, and when it is asked
+    /// Requests that take a resource of the responder and are not wholly answered (READs, atomics, ATOMIC WRITEs,
+    /// FLUSHes): the sequence number after the last answer of each.
+    unanswered: VecDeque<u64>,
+    /// Where such requests ever ended, beyond `una`, in order: the peer may know them as such, and when it is asked
     /// again, no request may reach across.
     boundaries: VecDeque<u64>,
     wait: Wait,
@@ -88,7 +89,7 @@ impl Requester {
         self.wait = Wait::No;
         self.drain = None;
         self.deadline = None;
-        self.data_requests.clear();
+        self.unanswered.clear();
         self.boundaries.clear();
     }
 
@@ -226,9 +227,9 @@ impl Requester {
         }
     }
 
-    /// The packet just sent was a READ or atomic request.
-    pub fn asked_for_data(&mut self) {
-        self.data_requests.push_back(self.send);
+    /// The packet just sent takes a resource of the responder.
+    pub fn asked_for_answer(&mut self) {
+        self.unanswered.push_back(self.send);
         let before = self.boundaries.iter().rposition(|&end| end < self.send);
         let at = before.map_or(0, |index| index + 1);
         if self.boundaries.get(at) != Some(&self.send) {
@@ -236,19 +237,19 @@ impl Requester {
         }
     }
 
-    /// Where a request for data at `seq` has to end at the latest, if it is sent again.
+    /// Where such a request at `seq` has to end at the latest, if it is sent again.
     pub fn boundary(&self, seq: u64) -> Option<u64> {
         self.boundaries.iter().copied().find(|&end| end > seq)
     }
 
-    /// READ and atomic requests that are not wholly answered.
-    pub fn data_requests(&self) -> usize {
-        self.data_requests.len()
+    /// Requests that take a resource of the responder, and are not wholly answered.
+    pub fn unanswered(&self) -> usize {
+        self.unanswered.len()
     }
 
-    /// Whether a READ or atomic is not wholly answered.
-    pub fn awaits_data(&self) -> bool {
-        !self.data_requests.is_empty()
+    /// Whether there are such requests: what a fence waits for.
+    pub fn awaits_answers(&self) -> bool {
+        !self.unanswered.is_empty()
     }
 
     /// The packet at `send` has been handed to the link, and nobody will acknowledge it (UC, UD).
@@ -270,8 +271,8 @@ impl Requester {
     /// Everything before `to` is acknowledged (`to` is past `una`); `cost` of it was counted as in flight.
     pub fn acked(&mut self, now: Time, attr: &QpAttr, to: u64, cost: u64) {
         self.una = to;
-        while self.data_requests.front().is_some_and(|&end| end <= to) {
-            self.data_requests.pop_front();
+        while self.unanswered.front().is_some_and(|&end| end <= to) {
+            self.unanswered.pop_front();
         }
         while self.boundaries.front().is_some_and(|&end| end <= to) {
             self.boundaries.pop_front();
@@ -350,7 +351,7 @@ impl Requester {
     fn rewind(&mut self, cursor: u64) {
         self.send = self.una;
         self.cursor = cursor.min(self.begun);
-        self.data_requests.clear();
+        self.unanswered.clear();
         self.round_trip.abandon();
         self.window.rewind();
         self.deadline = None;

@@ -1,5 +1,5 @@
-//! The responder's resources: READs and atomics that were carried out, kept so that they can be answered, and answered
-//! again when the peer asks again.
+//! The responder's resources: READs, atomics, ATOMIC WRITEs and FLUSHes that were carried out, kept so that they can be
+//! answered, and answered again when the peer asks again.
 
 use std::collections::VecDeque;
 
@@ -14,6 +14,10 @@ pub(crate) enum Answer {
     Memory(Reth),
     /// What an atomic found: it is done once, however often it is asked for.
     Original(u64),
+    /// Nothing but that an ATOMIC WRITE is done, once too.
+    Stored,
+    /// Nothing but that a FLUSH is done.
+    Flushed,
 }
 
 /// A READ or atomic, and how much of its answer is due.
@@ -54,6 +58,11 @@ impl Resource {
         }
     }
 
+    /// Whether it is a FLUSH.
+    fn is_flush(&self) -> bool {
+        self.answer == Answer::Flushed
+    }
+
     /// Whether some of the answer is to be sent.
     pub fn is_due(&self) -> bool {
         self.next < self.end
@@ -85,12 +94,12 @@ impl Resource {
         self.next + 1 == self.end
     }
 
-    /// The request came again with this PSN: answers from that packet on. For a READ the part asked for must lie in
-    /// the original. False if it does not.
+    /// The request came again with this PSN: answers from that packet on. For a READ the part asked for, `reth`, must
+    /// lie in the original. False if it does not.
     pub fn again(&mut self, psn: Psn, reth: Option<Reth>, mtu: u32) -> bool {
         let index = psn.value().wrapping_sub(self.psn.value()) & 0xff_ffff;
         let packets = match (self.answer, reth) {
-            (Answer::Original(_), None) => 1,
+            (Answer::Original(_) | Answer::Stored | Answer::Flushed, None) => 1,
             (Answer::Memory(whole), Some(part)) => {
                 let offset = u64::from(index) * u64::from(mtu);
                 let inside = part.rkey == whole.rkey
@@ -121,7 +130,11 @@ impl Resource {
     }
 }
 
-/// The newest READs and atomics of a QP, as many as it promised to take at once.
+/// FLUSHes that may wait for their answers at once. Linux's requester does not count them as it counts the others, but
+/// has no more packets than this under way.
+const FLUSHES: usize = 128;
+
+/// The newest READs, atomics and ATOMIC WRITEs of a QP, as many as it promised to take at once, and FLUSHes.
 #[derive(Default)]
 pub(crate) struct Resources {
     ring: VecDeque<Resource>,
@@ -136,17 +149,35 @@ impl Resources {
         self.ring.reserve(self.capacity);
     }
 
-    /// Whether another request may come: not while the oldest of as many as may be waits for its answer. One that
-    /// has been answered makes room even when it is to be answered again, for a copy of a request that came late.
+    /// Whether another request may come, but a FLUSH: not while as many as may be wait for their answers. One that has
+    /// been answered makes room even when it is to be answered again, for a copy of a request that came late.
     pub fn has_room(&self) -> bool {
-        self.capacity > 0
-            && (self.ring.len() < self.capacity || self.ring.front().is_some_and(Resource::was_answered))
+        self.waiting(false) < self.capacity
     }
 
-    /// Adds a request; forgets the oldest if need be.
+    /// Whether a FLUSH may come.
+    pub fn has_room_to_flush(&self) -> bool {
+        self.waiting(true) < FLUSHES
+    }
+
+    /// FLUSHes, or others, that wait for their answers.
+    fn waiting(&self, flushes: bool) -> usize {
+        let counts = |resource: &&Resource| resource.is_flush() == flushes && !resource.was_answered();
+        self.ring.iter().filter(counts).count()
+    }
+
+    /// Adds a request for which there is room; forgets the oldest of its sort that was answered, if need be.
     pub fn push(&mut self, resource: Resource) {
-        if self.ring.len() >= self.capacity {
-            self.ring.pop_front();
+        let flush = resource.is_flush();
+        let most = if flush { FLUSHES } else { self.capacity };
+        let same = |kept: &Resource| kept.is_flush() == flush;
+        if self.ring.iter().filter(|kept| same(kept)).count() >= most
+            && let Some(oldest) = self
+                .ring
+                .iter()
+                .position(|kept| same(kept) && kept.was_answered())
+        {
+            self.ring.remove(oldest);
         }
         self.ring.push_back(resource);
     }

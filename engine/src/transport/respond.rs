@@ -107,6 +107,7 @@ impl Qp {
         };
         let reth = match resource.answer {
             Answer::Memory(reth) => reth,
+            Answer::Stored | Answer::Flushed => Reth::default(),
             Answer::Original(original) => {
                 let opcode = self.opcode(Kind::AtomicAcknowledge);
                 return link.packet(path, dest_qpn, opcode.header_len(), &mut |out| {

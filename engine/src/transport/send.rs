@@ -25,11 +25,20 @@ enum Step {
 
 impl SendWqe {
     /// Whether its answer brings data: a READ or an atomic.
-    pub fn awaits_data(&self) -> bool {
+    pub fn fetches(&self) -> bool {
         matches!(
             self.operation,
             Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
         )
+    }
+
+    /// Whether it is answered by more than an acknowledgement, and takes a resource of the responder for that.
+    pub fn is_answered(&self) -> bool {
+        self.fetches()
+            || matches!(
+                self.operation,
+                Operation::AtomicWrite { .. } | Operation::Flush { .. }
+            )
     }
 
     /// The cost of its packets from sequence number `from` to before `to`.
@@ -40,7 +49,7 @@ impl SendWqe {
     }
 
     /// Whether it takes a receive of the peer, and so one of its credits.
-    fn takes_receive(&self) -> bool {
+    pub fn takes_receive(&self) -> bool {
         matches!(
             self.operation,
             Operation::Send | Operation::SendImm(_) | Operation::SendInv(_) | Operation::WriteImm { .. }
@@ -91,13 +100,15 @@ impl Qp {
         let (mut packets, mut cost) = (1, shared.cost.of(request.payload));
         if reliable {
             let begins = seq == wqe.first;
-            let fenced = begins && wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_data();
+            let fenced = begins && wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_answers();
             let credited = !wqe.takes_receive() || self.requester.has_credit(wqe.ssn, wqe.first);
-            let room = if wqe.awaits_data() {
-                let part = self.read_part(shared, &wqe, seq);
+            let room = if wqe.is_answered() {
+                let part = self.answered_part(shared, &wqe, seq);
                 if let Some(part) = part {
                     (packets, cost) = part;
-                    request.dma_len = request.dma_len.min(packets.saturating_mul(self.mtu));
+                    if matches!(wqe.operation, Operation::Read { .. }) {
+                        request.dma_len = request.dma_len.min(packets.saturating_mul(self.mtu));
+                    }
                 }
                 part.is_some()
             } else {
@@ -107,7 +118,7 @@ impl Qp {
                 self.requester.wait_for_ack();
                 return Step::Waits;
             }
-            request.ack_request = !wqe.awaits_data()
+            request.ack_request = !wqe.is_answered()
                 && (seq + 1 == wqe.end()
                     || self.requester.window.ask(cost)
                     || begins && !self.requester.is_granted(wqe.ssn));
@@ -134,11 +145,11 @@ impl Qp {
         self.requester.begin(index);
         if reliable {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
-            let answered = request.ack_request || wqe.awaits_data();
+            let answered = request.ack_request || wqe.is_answered();
             self.requester
                 .packet_sent(shared.now, &self.attr, packets, cost, answered);
-            if wqe.awaits_data() {
-                self.requester.asked_for_data();
+            if wqe.is_answered() {
+                self.requester.asked_for_answer();
             }
             if answered {
                 self.requester.window.asked();
@@ -158,7 +169,7 @@ impl Qp {
         // An invalidation is behind everything before it, fenced or not (IBTA 10.6.5.1).
         let waits = match wqe.operation {
             Operation::LocalInvalidate(_) => index > self.sq.head(),
-            _ => wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_data(),
+            _ => wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_answers(),
         };
         if waits {
             self.requester.wait_for_ack();
@@ -187,10 +198,11 @@ impl Qp {
         }
     }
 
-    /// How much of its data a READ or atomic asks for with one request: packets of the response, and their cost. No
-    /// more than our own socket buffer holds, because nothing else slows the peer down; `None` if too little now.
-    fn read_part(&self, shared: &Shared<'_>, wqe: &SendWqe, seq: u64) -> Option<(u32, u64)> {
-        if self.requester.data_requests() >= usize::from(self.attr.max_rd_atomic.max(1)) {
+    /// How much of its data a READ asks for with one request: packets of the response, and their cost. No more than our
+    /// own socket buffer holds, because nothing else slows the peer down; `None` if too little now. What else is
+    /// answered by more than an acknowledgement is so by one packet.
+    fn answered_part(&self, shared: &Shared<'_>, wqe: &SendWqe, seq: u64) -> Option<(u32, u64)> {
+        if self.requester.unanswered() >= usize::from(self.attr.max_rd_atomic.max(1)) {
             return None;
         }
         let end = self

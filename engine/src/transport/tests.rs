@@ -2,6 +2,7 @@
 
 mod one_sided;
 mod pair;
+mod placement;
 mod rc;
 mod recovery;
 mod uc;

@@ -73,6 +73,10 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr
             unsafe { mw::bind(bind.mw, MwType::Type2, bind.rkey, &bind.bind_info)? }
         }
         9 => Operation::SendInv(wr.imm_data),
+        15 => Operation::AtomicWrite {
+            addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+        },
         _ => return Err(VerbsError::Invalid),
     };
     let ud = match qp_type {

@@ -235,20 +235,24 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         {
             return Err(VerbsError::NotSupported);
         }
-        let null = ptr::null_mut();
-        let pd = if asks_for(WITH_PD) { ex.pd } else { null };
+        let pd = if asks_for(WITH_PD) { ex.pd } else { ptr::null_mut() };
         let xrcd = if asks_for(WITH_XRCD) {
             ex.xrcd
         } else {
             ptr::null_mut()
         };
         let extended = asks_for(WITH_SEND_OPS);
+        let mut cap = ex.cap;
+        if extended && ex.send_ops_flags & qp_ex::ATOMIC_WRITE != 0 {
+            // The word is inline data.
+            cap.max_inline_data = cap.max_inline_data.max(qp_ex::WORD);
+        }
         let mut plain = ibv_qp_init_attr {
             qp_context: ex.qp_context,
             send_cq: ex.send_cq,
             recv_cq: ex.recv_cq,
             srq: ex.srq,
-            cap: ex.cap,
+            cap,
             qp_type: ex.qp_type,
             sq_sig_all: ex.sq_sig_all,
         };

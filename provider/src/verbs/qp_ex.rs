@@ -4,7 +4,9 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use ferroce_engine::verbs::{MwType, Operation, QpType, SendFlags, SendWr, Sge, UdDest, VerbsError};
+use ferroce_engine::verbs::{
+    MwType, Operation, Placement, QpType, Selectivity, SendFlags, SendWr, Sge, UdDest, VerbsError,
+};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
@@ -21,7 +23,12 @@ const SENDS: u64 = 1 << 2 | 1 << 3;
 const WRITES: u64 = 1 << 0 | 1 << 1;
 /// RDMA READ, compare and swap, fetch and add.
 const READS_AND_ATOMICS: u64 = 1 << 4 | 1 << 5 | 1 << 6;
-
+/// FLUSH.
+const FLUSH: u64 = 1 << 11;
+/// ATOMIC WRITE.
+pub(super) const ATOMIC_WRITE: u64 = 1 << 12;
+/// Bytes that an ATOMIC WRITE stores.
+pub(super) const WORD: u32 = 8;
 /// Local invalidation and binds of memory windows, and SEND with invalidate.
 const LOCAL: u64 = 1 << 7 | 1 << 8;
 const SEND_WITH_INV: u64 = 1 << 9;
@@ -29,7 +36,9 @@ const SEND_WITH_INV: u64 = 1 << 9;
 /// The send operations that a QP of a type (`enum ibv_qp_type`) can be made with.
 pub(super) fn send_ops(qp_type: u32) -> u64 {
     match QpType::from_number(qp_type) {
-        Some(QpType::Rc | QpType::XrcSend) => SENDS | SEND_WITH_INV | WRITES | READS_AND_ATOMICS | LOCAL,
+        Some(QpType::Rc | QpType::XrcSend) => {
+            SENDS | SEND_WITH_INV | WRITES | READS_AND_ATOMICS | FLUSH | ATOMIC_WRITE | LOCAL
+        }
         Some(QpType::Uc) => SENDS | WRITES | LOCAL,
         Some(QpType::Ud) => SENDS,
         _ => 0,
@@ -236,8 +245,42 @@ macro_rules! unsupported {
 }
 unsupported! {
     wr_send_tso(*mut c_void, u16, u16);
-    wr_atomic_write(u32, u64, *const c_void);
-    wr_flush(u32, u64, usize, u8, u8);
+}
+
+/// An ATOMIC WRITE of the 8 bytes at `word`, which are copied at once.
+unsafe extern "C" fn wr_atomic_write(public: *mut ibv_qp_ex, rkey: u32, addr: u64, word: *const c_void) {
+    // SAFETY: the program calls it between `wr_start` and its end, with so many bytes.
+    unsafe {
+        begin(public, Operation::AtomicWrite { addr, rkey });
+        let data = std::iter::once_with(|| bytes(word, WORD as usize));
+        with(public, |_, batch| batch.set_inline(data, WORD));
+    }
+}
+
+unsafe extern "C" fn wr_flush(
+    public: *mut ibv_qp_ex,
+    rkey: u32,
+    addr: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let flush = u32::try_from(length).ok().and_then(|length| {
+        Some(Operation::Flush {
+            addr,
+            rkey,
+            length,
+            placement: Placement::from_bits(placement)?,
+            selectivity: Selectivity::from_number(level.into())?,
+        })
+    });
+    // SAFETY: the program calls it between `wr_start` and its end.
+    unsafe {
+        match flush {
+            Some(flush) => begin(public, flush),
+            None => with(public, |_, batch| batch.fail(VerbsError::Invalid)),
+        }
+    }
 }
 
 unsafe extern "C" fn wr_bind_mw(

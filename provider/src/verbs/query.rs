@@ -16,6 +16,9 @@ use crate::abi::verbs::{
 /// RC_RNR_NAK_GEN, SRQ_RESIZE; MEM_WINDOW, XRC, MEM_MGT_EXTENSIONS, MEM_WINDOW_TYPE_2B.
 const CAPABILITIES: u32 =
     1 << 6 | 1 << 7 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// Those beyond 32 bits (`enum ib_uverbs_device_cap_flags`): FLUSH_GLOBAL, ATOMIC_WRITE. Not FLUSH_PERSISTENT: what
+/// outlasts a loss of power is in files, and gets there by system calls that may take long.
+const MORE_CAPABILITIES: u64 = 1 << 38 | 1 << 40;
 /// Bits of `enum ibv_port_cap_flags`: CM_SUP, IP_BASED_GIDS.
 const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 /// Vendor id of devices that have none.
@@ -70,7 +73,7 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
     ex.completion_timestamp_mask = u64::MAX;
     ex.hca_core_clock = CLOCK_KHZ;
-    ex.device_cap_flags_ex = CAPABILITIES.into();
+    ex.device_cap_flags_ex = u64::from(CAPABILITIES) | MORE_CAPABILITIES;
     ex.phys_port_cnt_ex = PORT;
     let attr = &mut ex.orig_attr;
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {

@@ -85,6 +85,12 @@ impl KeyTable {
         self.region(region)?.locate(va, len)
     }
 
+    /// Whether a peer may reach the whole region of `rkey`, with all `rights`.
+    pub fn remote_region(&self, scope: Scope, rkey: u32, rights: Access) -> Result<(), Denied> {
+        let granted = self.region(rkey)?.grants_all(scope.pd, rights);
+        granted.then_some(()).ok_or(Denied)
+    }
+
     /// The region of a key.
     #[inline]
     fn region(&self, key: u32) -> Result<&Region, Denied> {

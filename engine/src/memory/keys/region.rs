@@ -42,6 +42,11 @@ impl Region {
         self.locate(va, len)
     }
 
+    /// Whether the whole region may be reached: its PD is `pd`, and it has all `rights`.
+    pub fn grants_all(&self, pd: PdId, rights: Access) -> bool {
+        self.grant(pd, self.iova, self.len, rights).is_ok()
+    }
+
     /// The process address of `len` bytes at `va`, if they lie in the region. Rights are not looked at.
     #[inline]
     pub fn locate(&self, va: u64, len: u64) -> Result<u64, Denied> {

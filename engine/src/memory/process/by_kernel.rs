@@ -54,5 +54,6 @@ pub(super) unsafe fn atomic(word: *mut u64, op: AtomicOp) -> Option<u64> {
             .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
             .unwrap_or_else(|old| old),
         AtomicOp::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+        AtomicOp::Store { value } => word.swap(value, Ordering::SeqCst),
     })
 }

@@ -124,7 +124,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size ferroce_guarded_copy, . - ferroce_guarded_copy",
-    // Atomics: rdi = word, rsi = compare or addend, rdx = swap, rcx = where the old value goes; rdx on a fault is 1.
+    // Atomics: rdi = word, rsi = compare, addend or value, rdx = swap, rcx = where the old value goes; rdx on a fault is 1.
     ".p2align 4",
     ".globl ferroce_guarded_compare_swap",
     ".hidden ferroce_guarded_compare_swap",
@@ -138,6 +138,18 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size ferroce_guarded_compare_swap, . - ferroce_guarded_compare_swap",
+    ".p2align 4",
+    ".globl ferroce_guarded_store",
+    ".hidden ferroce_guarded_store",
+    ".type ferroce_guarded_store,@function",
+    "ferroce_guarded_store:",
+    ".cfi_startproc",
+    "xchg [rdi], rsi",
+    "mov [rcx], rsi",
+    "xor eax, eax",
+    "ret",
+    ".cfi_endproc",
+    ".size ferroce_guarded_store, . - ferroce_guarded_store",
     ".p2align 4",
     ".globl ferroce_guarded_fetch_add",
     ".hidden ferroce_guarded_fetch_add",
@@ -165,6 +177,7 @@ const REP_FROM: usize = 1024;
 unsafe extern "C" {
     fn ferroce_guarded_copy(dst: *mut u8, src: *const u8, len: usize) -> usize;
     fn ferroce_guarded_compare_swap(word: *mut u64, compare: u64, swap: u64, old: *mut u64) -> u32;
+    fn ferroce_guarded_store(word: *mut u64, value: u64, unused: u64, old: *mut u64) -> u32;
     fn ferroce_guarded_fetch_add(word: *mut u64, add: u64, unused: u64, old: *mut u64) -> u32;
     fn ferroce_guarded_copy_begin();
     fn ferroce_guarded_copy_string();
@@ -199,6 +212,7 @@ pub(super) unsafe fn atomic(word: *mut u64, op: AtomicOp) -> Option<u64> {
                 ferroce_guarded_compare_swap(word, compare, swap, &raw mut old)
             }
             AtomicOp::FetchAdd { add } => ferroce_guarded_fetch_add(word, add, 0, &raw mut old),
+            AtomicOp::Store { value } => ferroce_guarded_store(word, value, 0, &raw mut old),
         }
     };
     (failed == 0).then_some(old)

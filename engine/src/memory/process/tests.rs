@@ -188,6 +188,7 @@ fn read_only_memory_is_read_and_not_written() {
         Err(Fault { addr: pages.addr + 8 })
     );
     assert!(memory.atomic(pages.addr, AtomicOp::FetchAdd { add: 1 }).is_err());
+    assert!(memory.atomic(pages.addr, AtomicOp::Store { value: 1 }).is_err());
     assert_eq!(pages.bytes(), pattern(pages.len));
 }
 
@@ -201,6 +202,7 @@ fn addresses_that_no_process_has_fault() {
             memory.atomic(addr & !7, AtomicOp::FetchAdd { add: 0 }).is_err(),
             "{addr:#x}"
         );
+        assert!(memory.atomic(addr & !7, AtomicOp::Store { value: 0 }).is_err());
         assert!(memory.populate(addr, 8, false).is_err(), "{addr:#x}");
     }
     assert!(memory.populate(u64::MAX, 2, false).is_err());
@@ -260,6 +262,8 @@ fn atomics_change_the_word_and_give_the_old_value() {
         Ok(4)
     );
     assert_eq!(word.load(Ordering::SeqCst), 1);
+    assert_eq!(memory.atomic(addr, AtomicOp::Store { value: 8 }), Ok(1));
+    assert_eq!(word.load(Ordering::SeqCst), 8);
     assert_eq!(
         memory.atomic(addr + 4, AtomicOp::FetchAdd { add: 1 }),
         Err(Fault { addr: addr + 4 })
@@ -367,6 +371,9 @@ fn the_kernels_copy_is_as_safe() {
     unsafe {
         assert_eq!(by_kernel::atomic(pages.addr as *mut u64, add), Some(0));
         assert_eq!(by_kernel::atomic(pages.addr as *mut u64, add), Some(2));
+        let store = AtomicOp::Store { value: 9 };
+        assert_eq!(by_kernel::atomic(pages.addr as *mut u64, store), Some(4));
+        assert_eq!(by_kernel::atomic(pages.addr as *mut u64, add), Some(9));
         assert_eq!(by_kernel::atomic(pages.end() as *mut u64, add), None);
     }
 }

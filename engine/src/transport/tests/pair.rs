@@ -22,6 +22,12 @@ pub const MEMORY: usize = 1 << 20;
 /// Receives go into the upper half.
 pub const RECV: u64 = BASE + (MEMORY / 2) as u64;
 
+/// What each side lets the other do.
+pub const REMOTE: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL);
+
 /// A packet under way; without ICRC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -164,11 +170,7 @@ impl Side {
             window: Box::new(move |_| window * 16),
         });
         let pd = dev.alloc_pd().unwrap();
-        let access = Access::LOCAL_WRITE
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_ATOMIC
-            | Access::MW_BIND;
+        let access = Access::LOCAL_WRITE | Access::MW_BIND | REMOTE;
         let mr = dev.reg_mr(pd, BASE, MEMORY as u64, BASE, access).unwrap();
         let send_cq = dev.create_cq(256, 0, None).unwrap();
         let recv_cq = dev.create_cq(256, 0, None).unwrap();
@@ -261,7 +263,7 @@ impl Side {
             state: QpState::Init,
             port: 1,
             qkey: QKEY,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: REMOTE,
             path: Some(self.path_to(addr)),
             path_mtu: u32::from(setup.mtu.code()),
             dest_qpn: peer,
