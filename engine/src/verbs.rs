@@ -101,6 +101,19 @@ pub enum QpState {
     Err = 6,
 }
 
+/// Path migration state (`enum ibv_mig_state`). Without an alternate path, as ever on RoCE, a QP is in the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum MigState {
+    /// On the path it has.
+    #[default]
+    Migrated = 0,
+    /// A new alternate path is to be armed.
+    Rearm = 1,
+    /// The alternate path is ready.
+    Armed = 2,
+}
+
 bitflags! {
     /// Access rights of a memory region or QP (`enum ibv_access_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -187,13 +200,13 @@ bitflags! {
         const SQ_PSN = 1 << 16;
         /// `max_dest_rd_atomic`
         const MAX_DEST_RD_ATOMIC = 1 << 17;
-        /// path migration state
+        /// `path_mig_state`
         const PATH_MIG_STATE = 1 << 18;
         /// `cap`
         const CAP = 1 << 19;
         /// `dest_qpn`
         const DEST_QPN = 1 << 20;
-        /// `rate_limit`
+        /// rate limit (raw packets only)
         const RATE_LIMIT = 1 << 25;
     }
 }
@@ -256,8 +269,8 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAKs, 3 bits; 7 is for ever.
     pub rnr_retry: u8,
-    /// Mbit/s; 0 is unlimited.
-    pub rate_limit: u32,
+    /// Path migration state.
+    pub path_mig_state: MigState,
 }
 
 impl Default for QpAttr {
@@ -283,7 +296,7 @@ impl Default for QpAttr {
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
-            rate_limit: 0,
+            path_mig_state: MigState::Migrated,
         }
     }
 }
@@ -517,6 +530,46 @@ pub enum WcStatus {
     GeneralErr = 21,
 }
 
+/// What an error completion tells beyond its status (`vendor_err`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VendorError {
+    /// 1: the queue was in ERR or SQE, or came there.
+    Flushed,
+    /// 2: a local key, range or right does not exist, or the memory is gone.
+    LocalMemory,
+    /// 3: the message is longer than its receive.
+    ReceiveTooShort,
+    /// 4: the send is longer than the transport takes.
+    SendTooLong,
+    /// 5: the operation can't be sent.
+    Unsendable,
+    /// 6: no answer in time.
+    Timeout,
+    /// 7: answers came, but the same packet was lost again and again.
+    Losses,
+    /// 8: the answer is not of the length asked for.
+    BadResponse,
+    /// The syndrome of the peer's NAK: from 0x20 (RNR) or 0x60 on.
+    Nak(ferroce_wire::Syndrome),
+}
+
+impl VendorError {
+    /// The number in the completion.
+    pub fn number(self) -> u32 {
+        match self {
+            VendorError::Flushed => 1,
+            VendorError::LocalMemory => 2,
+            VendorError::ReceiveTooShort => 3,
+            VendorError::SendTooLong => 4,
+            VendorError::Unsendable => 5,
+            VendorError::Timeout => 6,
+            VendorError::Losses => 7,
+            VendorError::BadResponse => 8,
+            VendorError::Nak(syndrome) => syndrome.value().into(),
+        }
+    }
+}
+
 /// What completed (`enum ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -558,7 +611,7 @@ pub struct Wc {
     pub status: WcStatus,
     /// What completed.
     pub opcode: WcOpcode,
-    /// A reason beyond `status`; 0 if none.
+    /// A [`VendorError`]; 0 on success.
     pub vendor_err: u32,
     /// Bytes received, READ or swapped.
     pub byte_len: u32,
@@ -629,6 +682,11 @@ from_number!(QpType {
 });
 from_number!(MwType { Type1, Type2 });
 from_number!(Selectivity { Range, Region });
+from_number!(MigState {
+    Migrated,
+    Rearm,
+    Armed
+});
 from_number!(QpState {
     Reset,
     Init,

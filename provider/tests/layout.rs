@@ -63,6 +63,8 @@ fn all() -> Vec<Check> {
         ibv_packet_pacing_caps { qp_rate_limit_min, qp_rate_limit_max, supported_qpts }
         ibv_tm_caps { max_rndv_hdr_size, max_sge }
         ibv_cq_moderation_caps { max_cq_count, max_cq_period }
+        ibv_moderate_cq { cq_count, cq_period }
+        ibv_modify_cq_attr { attr_mask, moderate }
         ibv_pci_atomic_caps { fetch_add, swap, compare_swap }
         ibv_device_attr_ex {
             orig_attr, comp_mask, odp_caps, completion_timestamp_mask, hca_core_clock, device_cap_flags_ex, tso_caps,

@@ -1,9 +1,6 @@
 /* api CASE: what libibverbs promises beyond sending and receiving: events and their acknowledgement, the extended
  * completion queue, batches of ibv_wr_*, the GID table, address handles from completions, and errors. */
-#include "verbs_pair.h"
-#include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
+#include "verbs_any.h"
 #include <sys/wait.h>
 
 #define LENGTH 4096
@@ -20,16 +17,6 @@ static void start(void)
     from_mr = reg(&pair[0], from, LENGTH);
     to_mr = reg(&pair[1], to, LENGTH);
 }
-
-static int readable(int fd, int milliseconds)
-{
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, milliseconds) == 1;
-}
-
-#define FAILS(call, wanted) do { int rc_ = (call); CHECK(rc_ == (wanted), #call " gives %d, not %d", rc_, (wanted)); } while (0)
-#define MAKES_NOTHING(call, wanted) do { errno = 0; CHECK(!(call), #call " succeeds"); \
-    CHECK(errno == (wanted), #call " sets %s, not %s", strerror(errno), strerror(wanted)); } while (0)
 
 /* A QP whose completions go to CQs with a channel; it takes the place of pair[side]. */
 static struct ibv_comp_channel *with_channel(int side)

@@ -1,6 +1,7 @@
 //! What a device is made from, and the names of its objects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroce_wire::PathMtu;
 
@@ -59,6 +60,8 @@ pub struct Limits {
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
+    /// How long an event of a completion queue is held back.
+    pub max_cq_period: Duration,
     /// Memory regions.
     pub max_mr: u32,
     /// Bytes of a region.
@@ -90,6 +93,7 @@ impl Default for Limits {
             max_inline: 1024,
             max_cq: 65536,
             max_cqe: 4 << 20,
+            max_cq_period: Duration::from_micros(u16::MAX as u64),
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
             max_mw: 1 << 20,

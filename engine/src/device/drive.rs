@@ -61,6 +61,15 @@ impl Device {
 
     /// Runs the timers that are due.
     pub fn handle_timeouts(&mut self, now: Time) {
+        while let Some(&Reverse((time, id))) = self.cq_alarms.peek() {
+            if time > now {
+                break;
+            }
+            self.cq_alarms.pop();
+            if let Some((cq, _)) = self.cqs.get(&id) {
+                cq.expire(now);
+            }
+        }
         while let Some(&Reverse((time, qpn))) = self.alarms.peek() {
             if time > now {
                 break;
@@ -159,6 +168,9 @@ impl Device {
 
     /// After a QP changed: puts it into the list of those that have something to send, and sets its alarm.
     pub(super) fn settle(&mut self, qpn: u32) {
+        if !self.overrun.is_empty() {
+            self.fail_with_cqs();
+        }
         let Some(qp) = self.qps.get_mut(qpn) else { return };
         // What an acknowledgement waited for has come. The entry in `held` stays, and does no harm.
         let joined = qp.ack_wait == AckWait::Waits && !qp.has_only_ack();
@@ -177,11 +189,28 @@ impl Device {
         }
     }
 
+    /// Fails the QPs of CQs that overran, and those that lost a completion: they can't go on.
+    fn fail_with_cqs(&mut self) {
+        // The work that they flush may overrun further ones.
+        while let Some((id, loser)) = self.overrun.pop() {
+            for qpn in self.qps.numbers() {
+                let Ok((qp, mut shared)) = self.qp(self.now, qpn) else {
+                    continue;
+                };
+                let mut cqs = qp.init.send_cq.iter().chain(&qp.init.recv_cq);
+                if qpn == loser || cqs.any(|cq| cq.id() == id) {
+                    qp.fail(&mut shared);
+                }
+            }
+        }
+    }
+
     /// When [`Device::handle_timeouts`] should be called at the latest; it may find nothing to do then.
     pub fn next_deadline(&self) -> Option<Time> {
         let alarm = self.alarms.peek().map(|Reverse((time, _))| *time);
         let held = (!self.held.is_empty()).then_some(self.held_since + ACK_HOLD);
-        alarm.into_iter().chain(held).min()
+        let cq_alarm = self.cq_alarms.peek().map(|Reverse((time, _))| *time);
+        alarm.into_iter().chain(held).chain(cq_alarm).min()
     }
 
     /// Counters by name.

@@ -77,6 +77,12 @@ pub struct Device {
     held_since: Time,
     /// Answers that do not wait for the turns of their QPs, which may be gone.
     partings: Vec<Parting>,
+    /// CQs that lost a completion just now, and the QP that it was of.
+    overrun: Vec<(u64, u32)>,
+    /// When CQs want [`Cq::expire`]; entries may be stale.
+    cq_alarms: BinaryHeap<Reverse<(Time, u64)>>,
+    /// The device is gone: nothing new is made.
+    gone: bool,
     /// When QPs want [`Device::handle_timeouts`]; entries may be stale.
     alarms: BinaryHeap<Reverse<(Time, u32)>>,
     /// The latest time that a caller gave.
@@ -108,6 +114,9 @@ impl Device {
             held: VecDeque::new(),
             held_since: Time::ZERO,
             partings: Vec::new(),
+            overrun: Vec::new(),
+            cq_alarms: BinaryHeap::new(),
+            gone: false,
             alarms: BinaryHeap::new(),
             now: Time::ZERO,
         }
@@ -133,6 +142,24 @@ impl Device {
         self.events.pop_front()
     }
 
+    /// The device ends: all work flushes, and nothing new can be made. What there is can still be destroyed.
+    pub fn end(&mut self, now: Time) {
+        self.gone = true;
+        for qpn in self.qps.numbers() {
+            if let Ok((qp, mut shared)) = self.qp(now, qpn) {
+                qp.responder.forsake();
+                qp.enter_error(&mut shared);
+                self.settle(qpn);
+            }
+        }
+        self.events.push_back(AsyncEvent::DeviceFatal);
+    }
+
+    /// EIO if the device is gone.
+    fn alive(&self) -> Result<(), VerbsError> {
+        if self.gone { Err(VerbsError::Gone) } else { Ok(()) }
+    }
+
     /// A number for a new object, and for nothing else ever.
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
@@ -152,6 +179,8 @@ impl Device {
             counters: &mut self.counters,
             cost: &self.cost,
             partings: &mut self.partings,
+            overrun: &mut self.overrun,
+            cq_alarms: &mut self.cq_alarms,
         };
         Ok((qp, shared))
     }

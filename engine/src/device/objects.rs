@@ -6,12 +6,13 @@ use super::{Device, MrInfo, MwId, PdId, SrqAttr, SrqId};
 use crate::memory::keys::{Region, Window, index};
 use crate::queue::rq::RecvQueue;
 use crate::queue::srq::{Srq, XrcPart};
-use crate::queue::{Cq, CqNotify};
+use crate::queue::{Cq, CqNotify, Moderation};
 use crate::verbs::{Access, MwType, RecvWr, VerbsError};
 
 impl Device {
     /// Makes a protection domain.
     pub fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {
+        self.alive()?;
         room(self.pds.len(), self.limits.max_pd)?;
         let pd = PdId(self.new_id() as u32);
         self.pds.insert(pd, 0);
@@ -53,6 +54,7 @@ impl Device {
         iova: u64,
         access: Access,
     ) -> Result<MrInfo, VerbsError> {
+        self.alive()?;
         room(self.keys.regions(), self.limits.max_mr)?;
         let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if len == 0 || len > self.limits.max_mr_size || remote && !access.contains(Access::LOCAL_WRITE) {
@@ -98,12 +100,13 @@ impl Device {
         vector: u32,
         notify: Option<Box<dyn CqNotify>>,
     ) -> Result<Arc<Cq>, VerbsError> {
+        self.alive()?;
         room(self.cqs.len(), self.limits.max_cq)?;
         if capacity == 0 || capacity > self.limits.max_cqe {
             return Err(VerbsError::Invalid);
         }
         let id = self.new_id();
-        let cq = Arc::new(Cq::new(id, capacity as usize, vector, notify));
+        let cq = Arc::new(Cq::new(id, capacity as usize, vector, notify)?);
         self.cqs.insert(id, (cq.clone(), 0));
         Ok(cq)
     }
@@ -114,6 +117,15 @@ impl Device {
             return Err(VerbsError::Invalid);
         }
         cq.resize(capacity as usize)
+    }
+
+    /// Changes how a CQ's events are held back. EINVAL: for longer than is possible.
+    pub fn moderate_cq(&mut self, cq: &Cq, moderation: Moderation) -> Result<(), VerbsError> {
+        if moderation.period > self.limits.max_cq_period {
+            return Err(VerbsError::Invalid);
+        }
+        cq.moderate(moderation);
+        Ok(())
     }
 
     /// Ends a completion queue. EBUSY while QPs use it.
@@ -150,17 +162,19 @@ impl Device {
         max_sge: u32,
         limit: u32,
     ) -> Result<SrqId, VerbsError> {
+        self.alive()?;
         room(self.srqs.len(), self.limits.max_srq)?;
         if max_wr == 0 || max_wr > self.limits.max_srq_wr || max_sge > self.limits.max_sge || limit > max_wr {
             return Err(VerbsError::Invalid);
         }
+        let queue = RecvQueue::new(max_wr, max_sge)?;
         self.enter_pd(pd)?;
         let id = self.new_srq_id();
         self.srqs.insert(
             id,
             Srq {
                 pd,
-                queue: RecvQueue::new(max_wr, max_sge),
+                queue,
                 limit,
                 users: 0,
                 xrc: None,
@@ -176,10 +190,11 @@ impl Device {
         max_wr: Option<u32>,
         limit: Option<u32>,
     ) -> Result<(), VerbsError> {
+        self.alive()?;
         let most = self.limits.max_srq_wr;
         let srq = self.srqs.get_mut(&id).ok_or(VerbsError::NotFound)?;
         let capacity = max_wr.unwrap_or(srq.queue.capacity());
-        if capacity > most || limit.is_some_and(|limit| limit > capacity) {
+        if capacity > most || limit.unwrap_or(srq.limit) > capacity {
             return Err(VerbsError::Invalid);
         }
         if capacity != srq.queue.capacity() {
@@ -217,8 +232,9 @@ impl Device {
         Ok(())
     }
 
-    /// Posts a receive to an SRQ. EINVAL: too many scatter entries; ENOMEM: full.
+    /// Posts a receive to an SRQ. EINVAL: too many scatter entries; ENOMEM: full; EIO: the device is gone.
     pub fn post_srq_recv(&mut self, id: SrqId, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        self.alive()?;
         self.srqs.get_mut(&id).ok_or(VerbsError::NotFound)?.queue.post(wr)
     }
 }

@@ -10,6 +10,7 @@ use crate::verbs::{QpAttr, QpAttrMask, QpCap, QpType, RecvWr, SendWr, VerbsError
 impl Device {
     /// Makes a QP in RESET; gives its number and the queue sizes granted.
     pub fn create_qp(&mut self, init: QpInit) -> Result<(u32, QpCap), VerbsError> {
+        self.alive()?;
         room(self.qps.len(), self.limits.max_qp)?;
         let init = of_its_type(init)?;
         let (cap, limits) = (init.cap, &self.limits);
@@ -29,6 +30,10 @@ impl Device {
             }
         }
         let domain = init.xrcd.map(|id| self.domain(id)).transpose()?;
+        let qpn = self.qps.new_qpn(&mut self.rng);
+        let mtu = self.mtu.bytes() as u32;
+        let qp = Box::new(Qp::new(qpn, init, domain, mtu)?);
+        let init = &qp.init;
         if let Some(pd) = init.pd {
             self.enter_pd(pd)?;
         }
@@ -41,9 +46,7 @@ impl Device {
         for cq in init.send_cq.iter().chain(&init.recv_cq) {
             self.use_cq(cq, true);
         }
-        let qpn = self.qps.new_qpn(&mut self.rng);
-        let mtu = self.mtu.bytes() as u32;
-        self.qps.insert(Box::new(Qp::new(qpn, init, domain, mtu)));
+        self.qps.insert(qp);
         Ok((qpn, cap))
     }
 
@@ -55,6 +58,7 @@ impl Device {
         attr: &QpAttr,
         mask: QpAttrMask,
     ) -> Result<(), VerbsError> {
+        self.alive()?;
         let (limits, mtu) = (self.limits.clone(), self.mtu);
         let (qp, mut shared) = self.qp(now, qpn)?;
         qp.modify(&mut shared, &limits, mtu, attr, mask)?;
@@ -119,7 +123,11 @@ impl Device {
     /// Posts a receive. EINVAL: state, an SRQ, or too many entries; ENOMEM: full.
     pub fn post_recv(&mut self, qpn: u32, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
         let (qp, mut shared) = self.qp(self.now, qpn)?;
-        qp.post_recv(&mut shared, wr)
+        qp.post_recv(&mut shared, wr)?;
+        if !self.overrun.is_empty() {
+            self.settle(qpn);
+        }
+        Ok(())
     }
 
     /// One report per QP, for `ferroce status`.

@@ -93,6 +93,11 @@ impl QpTable {
         Some(qp)
     }
 
+    /// The numbers of all QPs.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.iter().map(|qp| qp.qpn).collect()
+    }
+
     /// Every QP.
     pub fn iter(&self) -> impl Iterator<Item = &Qp> {
         self.qps.iter().flatten().map(|qp| &**qp)

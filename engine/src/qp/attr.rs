@@ -5,7 +5,7 @@ use ferroce_wire::{PathMtu, Psn};
 use super::state::{check_transition, relevant};
 use super::{Qp, Shared};
 use crate::device::Limits;
-use crate::verbs::{QpAttr, QpAttrMask as M, QpState, QpType, VerbsError};
+use crate::verbs::{MigState, QpAttr, QpAttrMask as M, QpState, QpType, VerbsError};
 
 impl Qp {
     /// Changes the attributes named by `mask`; nothing if any of them is wrong. `path_mtu` is the device's.
@@ -28,6 +28,10 @@ impl Qp {
         };
         check_transition(self.init.qp_type, self.state, target, mask)?;
         check_values(limits, path_mtu, new, mask)?;
+        let drains = self.requester.is_draining() && !matches!(target, QpState::Reset | QpState::Err);
+        if drains {
+            return Err(VerbsError::Invalid);
+        }
         self.assign(new, mask);
         self.enter(shared, target, path_mtu);
         Ok(())
@@ -42,7 +46,6 @@ impl Qp {
             };
         }
         set!(
-            EN_SQD_ASYNC_NOTIFY => sqd_async_notify,
             ACCESS_FLAGS => access,
             PKEY_INDEX => pkey_index,
             PORT => port,
@@ -56,10 +59,12 @@ impl Qp {
             MIN_RNR_TIMER => min_rnr_timer,
             MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
             DEST_QPN => dest_qpn,
-            RATE_LIMIT => rate_limit,
         );
+        if mask.contains(M::STATE) && new.state == QpState::Sqd {
+            attr.sqd_async_notify = mask.contains(M::EN_SQD_ASYNC_NOTIFY) && new.sqd_async_notify;
+        }
         if mask.contains(M::MAX_DEST_RD_ATOMIC) {
-            self.responder.resources.start(new.max_dest_rd_atomic);
+            self.responder.resources.resize(new.max_dest_rd_atomic);
         }
         if mask.contains(M::RQ_PSN) {
             attr.rq_psn = Psn::new(new.rq_psn).value();
@@ -116,6 +121,7 @@ impl Qp {
             cap: self.attr.cap,
             ..QpAttr::default()
         };
+        self.fatal = false;
         self.state = QpState::Reset;
     }
 
@@ -126,7 +132,7 @@ impl Qp {
             cur_state: self.state,
             sq_psn: self.requester.next_psn().value(),
             rq_psn: self.responder.expected_psn().value(),
-            sq_draining: self.state == QpState::Sqd && self.requester.outstanding(),
+            sq_draining: self.requester.is_draining(),
             ..self.attr
         }
     }
@@ -138,12 +144,13 @@ fn mtu_of(code: u32) -> Option<PathMtu> {
 }
 
 /// Whether the values in the mask are ones that a QP can have: EINVAL if not.
+///
+/// RoCE has no alternate paths, so there is nothing to migrate to either.
 fn check_values(limits: &Limits, path_mtu: PathMtu, new: &QpAttr, mask: M) -> Result<(), VerbsError> {
-    if mask.intersects(M::ALT_PATH | M::PATH_MIG_STATE) {
-        return Err(VerbsError::NotSupported);
-    }
     let fits = |bit: M, ok: bool| !mask.contains(bit) || ok;
-    let ok = fits(M::PORT, new.port == 1)
+    let ok = !mask.contains(M::ALT_PATH)
+        && fits(M::PATH_MIG_STATE, new.path_mig_state == MigState::Migrated)
+        && fits(M::PORT, new.port == 1)
         && fits(M::PKEY_INDEX, new.pkey_index == 0)
         && fits(M::AV, new.path.is_some())
         && fits(

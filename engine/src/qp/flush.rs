@@ -1,7 +1,7 @@
 //! How queues empty: completions of work that was done, that failed, or that is flushed.
 
 use super::{Qp, Shared};
-use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus};
+use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, VendorError, Wc, WcOpcode, WcStatus};
 
 impl Qp {
     /// Completes the oldest send successfully. Unsignaled sends leave without a completion.
@@ -30,13 +30,14 @@ impl Qp {
     }
 
     /// Completes the oldest send with an error and stops the send queue: RC goes to ERR, UC and UD to SQE.
-    pub fn fail_send(&mut self, shared: &mut Shared<'_>, status: WcStatus) {
+    pub fn fail_send(&mut self, shared: &mut Shared<'_>, status: WcStatus, vendor_err: VendorError) {
         if let Some(wqe) = self.sq.pop() {
             self.push_send(
                 shared,
                 Wc {
                     wr_id: wqe.wr_id,
                     status,
+                    vendor_err: vendor_err.number(),
                     ..Wc::default()
                 },
             );
@@ -45,6 +46,14 @@ impl Qp {
             self.state = QpState::Sqe;
             self.flush_send(shared);
         } else {
+            self.enter_error(shared);
+        }
+    }
+
+    /// Completions were lost, so the program can't go on with this QP: it is told, and the QP goes to ERR.
+    pub fn fail(&mut self, shared: &mut Shared<'_>) {
+        if self.state != QpState::Reset && !std::mem::replace(&mut self.fatal, true) {
+            shared.events.push_back(AsyncEvent::QpFatal(self.qpn));
             self.enter_error(shared);
         }
     }
@@ -101,6 +110,7 @@ impl Qp {
             Wc {
                 wr_id,
                 status: WcStatus::WrFlushErr,
+                vendor_err: VendorError::Flushed.number(),
                 ..Wc::default()
             },
         );
@@ -111,6 +121,7 @@ impl Qp {
         let wc = Wc {
             wr_id,
             status: WcStatus::WrFlushErr,
+            vendor_err: VendorError::Flushed.number(),
             opcode: WcOpcode::Recv,
             ..Wc::default()
         };

@@ -5,7 +5,8 @@ mod flush;
 mod post;
 mod state;
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use ferroce_wire::TransportClass;
@@ -22,7 +23,7 @@ use crate::time::Time;
 use crate::transport::requester::Requester;
 use crate::transport::responder::{Parting, Responder};
 use crate::transport::window::PacketCost;
-use crate::verbs::{AsyncEvent, QpAttr, QpCap, QpState, QpType, Wc};
+use crate::verbs::{AsyncEvent, QpAttr, QpCap, QpState, QpType, VerbsError, Wc};
 
 /// How a QP is made.
 #[derive(Clone, Debug)]
@@ -56,6 +57,10 @@ pub(crate) struct Shared<'a> {
     pub cost: &'a PacketCost,
     /// Answers that do not wait for their QPs' turns.
     pub partings: &'a mut Vec<Parting>,
+    /// CQs that lost a completion, and the QP that it was of.
+    pub overrun: &'a mut Vec<(u64, u32)>,
+    /// When CQs want [`Cq::expire`].
+    pub cq_alarms: &'a mut BinaryHeap<Reverse<(Time, u64)>>,
 }
 
 /// How a QP's turn to send ended.
@@ -95,6 +100,8 @@ pub(crate) struct Qp {
     pub rq: RecvQueue,
     pub requester: Requester,
     pub responder: Responder,
+    /// The fatal error is told (until RESET).
+    pub fatal: bool,
     /// It waits in the device's list of QPs with something to send.
     pub queued: bool,
     pub ack_wait: AckWait,
@@ -107,12 +114,12 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// A QP in RESET. `domain`: of XRC targets.
-    pub fn new(qpn: u32, init: QpInit, domain: Option<DomainId>, mtu: u32) -> Qp {
+    /// A QP in RESET. `domain`: of XRC targets. ENOMEM.
+    pub fn new(qpn: u32, init: QpInit, domain: Option<DomainId>, mtu: u32) -> Result<Qp, VerbsError> {
         let cap = init.cap;
         let ud = (init.qp_type == QpType::Ud).then_some(crate::transport::ud::NOWHERE);
         let pd = init.pd.unwrap_or(PdId::NONE);
-        Qp {
+        Ok(Qp {
             qpn,
             pd,
             domain,
@@ -123,17 +130,18 @@ impl Qp {
             },
             state: QpState::Reset,
             mtu,
-            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data, ud),
-            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge),
+            sq: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data, ud)?,
+            rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)?,
             requester: Requester::default(),
             responder: Responder::new(cap.max_recv_sge, pd, init.srq),
+            fatal: false,
             queued: false,
             ack_wait: AckWait::No,
             answers: false,
             groups: 0,
             alarm: None,
             init,
-        }
+        })
     }
 
     /// The class of opcodes that it speaks.
@@ -187,7 +195,7 @@ impl Qp {
     /// Puts a completion of a send into its CQ.
     pub fn push_send(&self, shared: &mut Shared<'_>, wc: Wc) {
         if let Some(cq) = &self.init.send_cq {
-            self.push(cq, shared.now, shared.events, wc, false);
+            self.push(shared, cq, wc, false);
         }
     }
 
@@ -195,27 +203,35 @@ impl Qp {
     pub fn push_recv(&self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
         if self.init.qp_type != QpType::XrcRecv {
             if let Some(cq) = &self.init.recv_cq {
-                self.push(cq, shared.now, shared.events, wc, solicited);
+                self.push(shared, cq, wc, solicited);
             }
             return;
         }
         let id = self.responder.srq;
         let srq = id.and_then(|id| shared.srqs.get(&id));
         if let (Some(SrqId(srqn)), Some(xrc)) = (id, srq.and_then(|srq| srq.xrc.as_ref())) {
-            let src_qp = self.attr.dest_qpn;
+            let (cq, src_qp) = (xrc.cq.clone(), self.attr.dest_qpn);
             let wc = Wc { srqn, src_qp, ..wc };
-            self.push(&xrc.cq, shared.now, shared.events, wc, solicited);
+            self.push(shared, &cq, wc, solicited);
         }
     }
 
-    fn push(&self, cq: &Cq, now: Time, events: &mut VecDeque<AsyncEvent>, wc: Wc, solicited: bool) {
+    /// Puts a completion into a CQ.
+    fn push(&self, shared: &mut Shared<'_>, cq: &Cq, wc: Wc, solicited: bool) {
         let wc = Wc {
             qp_num: self.qpn,
-            timestamp: now.as_nanos(),
+            timestamp: shared.now.as_nanos(),
             ..wc
         };
-        if cq.push(wc, solicited).is_err() {
-            events.push_back(AsyncEvent::CqError(cq.id()));
+        match cq.push(wc, solicited) {
+            Ok(None) => {}
+            Ok(Some(alarm)) => shared.cq_alarms.push(Reverse((alarm, cq.id()))),
+            Err(overrun) => {
+                if overrun.first {
+                    shared.events.push_back(AsyncEvent::CqError(cq.id()));
+                }
+                shared.overrun.push((cq.id(), self.qpn));
+            }
         }
     }
 }

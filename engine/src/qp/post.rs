@@ -19,7 +19,7 @@ impl Qp {
         let packets = if wr.operation.is_local() {
             0
         } else {
-            length.div_ceil(self.mtu).max(1)
+            length.unwrap_or(0).div_ceil(self.mtu).max(1)
         };
         let numbers = self.requester.numbers(packets);
         self.sq
@@ -29,8 +29,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether a send can be posted now; gives its length.
-    pub fn check_send(&self, wr: &SendWr<'_>, max_message: u32) -> Result<u32, VerbsError> {
+    /// Whether a send can be posted now; gives its length, or `None` if it has one that will end in an error.
+    pub fn check_send(&self, wr: &SendWr<'_>, max_message: u32) -> Result<Option<u32>, VerbsError> {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(VerbsError::Invalid);
         }
@@ -40,16 +40,19 @@ impl Qp {
         let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         self.check_operation(wr, length)?;
         let inline = wr.flags.contains(SendFlags::INLINE);
-        let most = match self.init.qp_type {
-            QpType::Ud => self.mtu,
-            _ => max_message,
-        };
-        if length > u64::from(most) || inline && length > self.sq.max_inline() as u64 {
+        if inline && length > self.sq.max_inline() as u64 {
             return Err(VerbsError::Invalid);
         }
         // Data that is copied at once may lie in any number of pieces.
         self.sq.check(if inline { 0 } else { wr.sges.len() })?;
-        Ok(length as u32)
+        let (least, most) = match (wr.operation, self.init.qp_type) {
+            (Operation::CompareSwap { .. } | Operation::FetchAdd { .. }, _) => (8, 8),
+            (_, QpType::Ud) => (0, self.mtu),
+            _ => (0, max_message),
+        };
+        Ok(u32::try_from(length)
+            .ok()
+            .filter(|length| (least..=most).contains(length)))
     }
 
     /// Whether the type of QP has this operation, in this form. `length`: bytes of local data.
@@ -61,9 +64,8 @@ impl Qp {
         let ok = match wr.operation {
             Operation::Send | Operation::SendImm(_) => connected || qp_type == QpType::Ud && wr.ud.is_some(),
             Operation::Write { .. } | Operation::WriteImm { .. } => connected,
-            Operation::Read { .. } => reliable && !inline,
-            Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
-                reliable && !inline && addr.is_multiple_of(8) && length == 8
+            Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
+                reliable && !inline
             }
             Operation::AtomicWrite { addr, .. } => reliable && addr.is_multiple_of(8) && length == 8,
             Operation::Flush { placement, .. } => reliable && !placement.is_empty() && wr.sges.is_empty(),

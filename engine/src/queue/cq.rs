@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::time::Time;
 use crate::verbs::{VerbsError, Wc, WcStatus};
 
 /// What wakes the reader of a completion channel.
 pub trait CqNotify: Send + Sync {
-    /// The armed CQ got a completion. Called at most once per [`Cq::arm`], without the CQ's lock, but with the
+    /// The armed CQ got completions. Called at most once per [`Cq::arm`], without the CQ's lock, but with the
     /// engine's: it must not call the engine.
     fn completion(&self);
 }
@@ -22,12 +24,56 @@ enum Armed {
     Any,
 }
 
+/// How events are held back so that one stands for many completions (`struct ibv_moderate_cq`). Zeros hold nothing back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moderation {
+    /// The event comes with the completion of this number at the latest; 0: at no number.
+    pub count: u16,
+    /// The event comes this long after the first completion at the latest; 0: at no time.
+    pub period: Duration,
+}
+
+/// What a CQ does with a completion that finds no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overflow {
+    /// It is an error, after which the CQ takes nothing any more.
+    Fails,
+    /// It takes the place of the oldest.
+    Overwrites,
+    /// It was one.
+    Failed,
+}
+
 /// What the lock guards.
 struct Ring {
     entries: VecDeque<Wc>,
     capacity: usize,
+    overflow: Overflow,
     armed: Armed,
-    overrun: bool,
+    moderation: Moderation,
+    /// Completions that the next event stands for, so far.
+    held: u32,
+    /// When the event comes that these wait for.
+    event_at: Option<Time>,
+}
+
+impl Ring {
+    /// Whether the event is due now that a completion came which asks for it.
+    fn is_event_due(&mut self, now: Time) -> bool {
+        let Moderation { count, period } = self.moderation;
+        self.held += 1;
+        if period > Duration::ZERO {
+            self.event_at.get_or_insert(now + period);
+        }
+        self.held >= u32::from(count) && count > 0 || self.moderation == Moderation::default()
+    }
+
+    /// Ends what [`Cq::arm`] began.
+    fn disarm(&mut self) {
+        self.armed = Armed::No;
+        self.held = 0;
+        self.event_at = None;
+    }
 }
 
 /// A completion queue.
@@ -40,25 +86,50 @@ pub struct Cq {
     ring: Mutex<Ring>,
 }
 
-/// A completion did not fit, and no [`Overrun`] has been reported since the CQ last had room.
+/// A completion is lost: the CQ is full, or was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Overrun;
+pub(crate) struct Overrun {
+    /// The CQ failed with this one.
+    pub first: bool,
+}
 
 impl Cq {
-    /// A CQ for `capacity` entries. Memory is touched only as entries are used.
-    pub(crate) fn new(id: u64, capacity: usize, vector: u32, notify: Option<Box<dyn CqNotify>>) -> Cq {
-        Cq {
+    /// A CQ for `capacity` entries. Memory is touched only as entries are used. ENOMEM if there is none.
+    pub(crate) fn new(
+        id: u64,
+        capacity: usize,
+        vector: u32,
+        notify: Option<Box<dyn CqNotify>>,
+    ) -> Result<Cq, VerbsError> {
+        let mut entries = VecDeque::new();
+        entries
+            .try_reserve_exact(capacity)
+            .map_err(|_| VerbsError::NoMemory)?;
+        Ok(Cq {
             id,
             vector,
             notify,
             len: AtomicUsize::new(0),
             ring: Mutex::new(Ring {
-                entries: VecDeque::with_capacity(capacity),
+                entries,
                 capacity,
+                overflow: Overflow::Fails,
                 armed: Armed::No,
-                overrun: false,
+                moderation: Moderation::default(),
+                held: 0,
+                event_at: None,
             }),
-        }
+        })
+    }
+
+    /// From now on a completion that finds no room takes the place of the oldest.
+    pub fn ignore_overrun(&self) {
+        self.ring.lock().overflow = Overflow::Overwrites;
+    }
+
+    /// Sets how events are held back; one that is, is still as it was.
+    pub(crate) fn moderate(&self, moderation: Moderation) {
+        self.ring.lock().moderation = moderation;
     }
 
     /// The number by which events name this CQ; never used twice in a process and device.
@@ -119,39 +190,61 @@ impl Cq {
         self.ring.lock().armed != Armed::No
     }
 
-    /// Appends a completion. `solicited`: the sender asked for an event. [`Overrun`] once when it does not fit.
-    pub(crate) fn push(&self, wc: Wc, solicited: bool) -> Result<(), Overrun> {
+    /// Appends a completion. `solicited`: the sender asked for an event. Gives the time at which [`Cq::expire`] is to
+    /// be called, if its event is held back until then.
+    pub(crate) fn push(&self, wc: Wc, solicited: bool) -> Result<Option<Time>, Overrun> {
         let mut ring = self.ring.lock();
-        let room = ring.entries.len() < ring.capacity;
-        let first_overrun = !room && !ring.overrun;
-        ring.overrun = !room;
-        if room {
-            ring.entries.push_back(wc);
-            self.len.store(ring.entries.len(), Ordering::Release);
+        if ring.entries.len() >= ring.capacity || ring.overflow == Overflow::Failed {
+            if ring.overflow != Overflow::Overwrites {
+                let before = std::mem::replace(&mut ring.overflow, Overflow::Failed);
+                let first = before != Overflow::Failed;
+                return Err(Overrun { first });
+            }
+            ring.entries.pop_front();
         }
-        let fire = match ring.armed {
+        ring.entries.push_back(wc);
+        self.len.store(ring.entries.len(), Ordering::Release);
+        let asked = match ring.armed {
             Armed::No => false,
             Armed::Solicited => solicited || wc.status != WcStatus::Success,
             Armed::Any => true,
         };
-        if fire {
-            ring.armed = Armed::No;
+        let before = ring.event_at;
+        if asked && ring.is_event_due(Time::from_nanos(wc.timestamp)) {
+            ring.disarm();
+            drop(ring);
+            self.notify();
+            return Ok(None);
         }
-        drop(ring);
-        if let (true, Some(notify)) = (fire, &self.notify) {
-            notify.completion();
-        }
-        if first_overrun { Err(Overrun) } else { Ok(()) }
+        Ok(ring.event_at.filter(|_| before.is_none()))
     }
 
-    /// Changes how many entries fit; EINVAL if more wait.
+    /// Raises an event that was held back until now.
+    pub(crate) fn expire(&self, now: Time) {
+        let mut ring = self.ring.lock();
+        if ring.event_at.is_some_and(|at| at <= now) {
+            ring.disarm();
+            drop(ring);
+            self.notify();
+        }
+    }
+
+    fn notify(&self) {
+        if let Some(notify) = &self.notify {
+            notify.completion();
+        }
+    }
+
+    /// Changes how many entries fit. EINVAL: more wait, or the CQ has failed; ENOMEM.
     pub fn resize(&self, capacity: usize) -> Result<(), VerbsError> {
         let mut ring = self.ring.lock();
-        if capacity < ring.entries.len() {
+        if capacity < ring.entries.len() || ring.overflow == Overflow::Failed {
             return Err(VerbsError::Invalid);
         }
         let more = capacity.saturating_sub(ring.entries.len());
-        ring.entries.reserve_exact(more);
+        ring.entries
+            .try_reserve_exact(more)
+            .map_err(|_| VerbsError::NoMemory)?;
         ring.capacity = capacity;
         Ok(())
     }
@@ -207,7 +300,7 @@ mod tests {
 
     #[test]
     fn polls_in_order_and_counts() {
-        let cq = Cq::new(1, 4, 0, None);
+        let cq = Cq::new(1, 4, 0, None).unwrap();
         let mut out = [Wc::default(); 3];
         assert_eq!(cq.poll(&mut out), 0);
         for i in 0..4 {
@@ -221,21 +314,37 @@ mod tests {
     }
 
     #[test]
-    fn overrun_is_told_once_until_there_is_room() {
-        let cq = Cq::new(1, 1, 0, None);
+    fn a_cq_that_overran_takes_nothing_any_more() {
+        let cq = Cq::new(1, 1, 0, None).unwrap();
         cq.push(wc(0, 7), false).unwrap();
-        assert_eq!(cq.push(wc(1, 7), false), Err(Overrun));
-        assert_eq!(cq.push(wc(2, 7), false), Ok(()));
+        assert_eq!(cq.push(wc(1, 7), false), Err(Overrun { first: true }));
+        assert_eq!(cq.push(wc(2, 7), false), Err(Overrun { first: false }));
+        assert_eq!(cq.resize(4), Err(VerbsError::Invalid));
         let mut out = [Wc::default(); 2];
-        assert_eq!(cq.poll(&mut out), 1);
-        cq.push(wc(3, 7), false).unwrap();
-        assert_eq!(cq.push(wc(4, 7), false), Err(Overrun));
+        assert_eq!(
+            (cq.poll(&mut out), out[0].wr_id),
+            (1, 0),
+            "what it has can be polled"
+        );
+        assert_eq!(cq.push(wc(3, 7), false), Err(Overrun { first: false }));
+    }
+
+    #[test]
+    fn overruns_can_be_ignored() {
+        let cq = Cq::new(1, 2, 0, None).unwrap();
+        cq.ignore_overrun();
+        for i in 0..5 {
+            cq.push(wc(i, 7), false).unwrap();
+        }
+        let mut out = [Wc::default(); 3];
+        assert_eq!(cq.poll(&mut out), 2);
+        assert_eq!((out[0].wr_id, out[1].wr_id), (3, 4));
     }
 
     #[test]
     fn arming() {
         let count = Count::default();
-        let cq = Cq::new(1, 16, 0, Some(Box::new(count.clone())));
+        let cq = Cq::new(1, 16, 0, Some(Box::new(count.clone()))).unwrap();
         let fired = || count.0.load(Ordering::Relaxed);
         cq.push(wc(0, 7), true).unwrap();
         assert_eq!(fired(), 0, "not armed");
@@ -260,8 +369,62 @@ mod tests {
     }
 
     #[test]
+    fn moderation() {
+        let count = Count::default();
+        let cq = Cq::new(1, 64, 0, Some(Box::new(count.clone()))).unwrap();
+        let fired = || count.0.load(Ordering::Relaxed);
+        let us = Duration::from_micros;
+        let at = |time| Time::ZERO + us(time);
+        let push = |time: u64| {
+            let timestamp = at(time).as_nanos();
+            cq.push(
+                Wc {
+                    timestamp,
+                    ..wc(0, 7)
+                },
+                false,
+            )
+            .unwrap()
+        };
+        cq.moderate(Moderation {
+            count: 3,
+            period: us(10),
+        });
+        assert_eq!(push(0), None, "not armed");
+        cq.arm(false);
+        assert_eq!(
+            [push(1), push(2), push(3), push(4)],
+            [Some(at(11)), None, None, None]
+        );
+        assert_eq!(fired(), 1, "with the third");
+        cq.expire(at(11));
+        assert_eq!(fired(), 1, "not armed again");
+        cq.arm(false);
+        assert_eq!([push(20), push(21)], [Some(at(30)), None]);
+        cq.expire(at(29));
+        assert_eq!(fired(), 1);
+        cq.expire(at(30));
+        cq.expire(at(31));
+        assert_eq!(fired(), 2, "in time");
+        for (count, period, expected) in [
+            (2, us(0), [2, 3]),
+            (0, us(5), [3, 3]),
+            (0, us(0), [5, 5]),
+            (1, us(9), [6, 6]),
+        ] {
+            cq.moderate(Moderation { count, period });
+            cq.arm(false);
+            for fires in expected {
+                push(40);
+                assert_eq!(fired(), fires, "{count} {period:?}");
+            }
+            cq.expire(at(45));
+        }
+    }
+
+    #[test]
     fn forgets_one_qp_and_resizes() {
-        let cq = Cq::new(1, 4, 0, None);
+        let cq = Cq::new(1, 4, 0, None).unwrap();
         for i in 0..4 {
             cq.push(wc(i, (i % 2) as u32), false).unwrap();
         }
@@ -269,7 +432,6 @@ mod tests {
         assert_eq!(cq.len(), 2);
         assert_eq!(cq.resize(1), Err(VerbsError::Invalid));
         cq.resize(2).unwrap();
-        assert_eq!(cq.push(wc(9, 1), false), Err(Overrun));
         cq.resize(8).unwrap();
         cq.push(wc(9, 1), false).unwrap();
         let mut out = [Wc::default(); 8];

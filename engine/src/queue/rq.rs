@@ -1,5 +1,6 @@
 //! Receive queue: a preallocated ring of receive work requests, of one QP or shared.
 
+use super::filled;
 use crate::verbs::{RecvWr, Sge, VerbsError};
 
 /// A ring of receive WQEs with room for `max_sge` scatter entries each.
@@ -44,20 +45,20 @@ impl ActiveRecv {
 }
 
 impl RecvQueue {
-    /// A queue of `capacity` WQEs.
-    pub fn new(capacity: u32, max_sge: u32) -> RecvQueue {
+    /// A queue of `capacity` WQEs. ENOMEM.
+    pub fn new(capacity: u32, max_sge: u32) -> Result<RecvQueue, VerbsError> {
         let slots = (capacity as usize).max(1).next_power_of_two();
         let max_sge = max_sge as usize;
-        RecvQueue {
-            wqes: vec![(0, 0); slots],
-            sges: vec![Sge::default(); slots * max_sge],
+        Ok(RecvQueue {
+            wqes: filled(slots, (0, 0))?,
+            sges: filled(slots * max_sge, Sge::default())?,
             max_sge,
             capacity,
             mask: slots - 1,
             head: 0,
             posted: 0,
             taken: 0,
-        }
+        })
     }
 
     /// WQEs that wait for a message.
@@ -142,12 +143,12 @@ impl RecvQueue {
         self.taken = 0;
     }
 
-    /// Changes the capacity; EINVAL if more is in use.
+    /// Changes the capacity. EINVAL: more is in use; ENOMEM.
     pub fn resize(&mut self, capacity: u32) -> Result<(), VerbsError> {
         if capacity < self.posted + self.taken || capacity == 0 {
             return Err(VerbsError::Invalid);
         }
-        let mut larger = RecvQueue::new(capacity, self.max_sge as u32);
+        let mut larger = RecvQueue::new(capacity, self.max_sge as u32)?;
         for i in 0..self.posted {
             let slot = (self.head + i as usize) & self.mask;
             let (wr_id, count) = self.wqes.get(slot).copied().unwrap_or_default();
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn order_capacity_and_wrap() {
-        let mut rq = RecvQueue::new(3, 2);
+        let mut rq = RecvQueue::new(3, 2).unwrap();
         let mut active = ActiveRecv::new(2);
         for round in 0..10 {
             for i in 0..3 {
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn refuses_long_lists_and_resizes() {
-        let mut rq = RecvQueue::new(2, 1);
+        let mut rq = RecvQueue::new(2, 1).unwrap();
         assert_eq!(post(&mut rq, 0, &[1, 1]), Err(VerbsError::Invalid));
         post(&mut rq, 1, &[1]).unwrap();
         rq.pop();
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn queue_without_room() {
-        let mut rq = RecvQueue::new(0, 0);
+        let mut rq = RecvQueue::new(0, 0).unwrap();
         assert_eq!(post(&mut rq, 0, &[]), Err(VerbsError::NoMemory));
         assert_eq!(rq.pop(), None);
     }

@@ -1,5 +1,6 @@
 //! Send queue: a preallocated ring of send work requests, with their data sources and PSN ranges.
 
+use super::filled;
 use crate::memory::Fault;
 use crate::verbs::{Operation, SendFlags, SendWr, Sge, UdDest, VerbsError};
 
@@ -11,6 +12,8 @@ pub(crate) struct SendWqe {
     pub flags: SendFlags,
     /// Bytes of local data: the message of a SEND or WRITE, the result of a READ or atomic.
     pub length: u32,
+    /// It has a length that can't be sent.
+    pub misfit: bool,
     /// Scatter/gather entries in use.
     count: u32,
     /// Sequence number of its first packet (see `Requester`).
@@ -47,8 +50,13 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// A queue of `capacity` WQEs; `ud`: with room for their destinations.
-    pub fn new(capacity: u32, max_sge: u32, max_inline: u32, ud: Option<UdDest>) -> SendQueue {
+    /// A queue of `capacity` WQEs; `ud`: with room for their destinations. ENOMEM.
+    pub fn new(
+        capacity: u32,
+        max_sge: u32,
+        max_inline: u32,
+        ud: Option<UdDest>,
+    ) -> Result<SendQueue, VerbsError> {
         let slots = (capacity as usize).max(1).next_power_of_two();
         let (max_sge, max_inline) = (max_sge as usize, max_inline as usize);
         let empty = SendWqe {
@@ -56,24 +64,25 @@ impl SendQueue {
             operation: Operation::Send,
             flags: SendFlags::empty(),
             length: 0,
+            misfit: false,
             count: 0,
             first: 0,
             packets: 0,
             ssn: 0,
             srqn: 0,
         };
-        SendQueue {
-            wqes: vec![empty; slots],
-            sges: vec![Sge::default(); slots * max_sge],
-            inline: vec![0; slots * max_inline],
-            uds: ud.map(|none| vec![none; slots]).unwrap_or_default(),
+        Ok(SendQueue {
+            wqes: filled(slots, empty)?,
+            sges: filled(slots * max_sge, Sge::default())?,
+            inline: filled(slots * max_inline, 0)?,
+            uds: ud.map_or(Ok(Vec::new()), |none| filled(slots, none))?,
             max_sge,
             max_inline,
             capacity,
             mask: slots as u64 - 1,
             head: 0,
             tail: 0,
-        }
+        })
     }
 
     /// WQEs that are posted and not complete.
@@ -107,18 +116,20 @@ impl SendQueue {
         }
     }
 
-    /// Appends a WQE that [`SendQueue::check`] found to fit. `first`, `packets`, `ssn`: see [`SendWqe`].
+    /// Appends a WQE that [`SendQueue::check`] found to fit. `length`: `None` if it can't be sent for its length.
+    /// `first`, `packets`, `ssn`: see [`SendWqe`].
     /// `read` copies inline data out of the application's memory.
     pub fn post(
         &mut self,
         wr: &SendWr<'_>,
-        length: u32,
+        length: Option<u32>,
         (first, packets, ssn): (u64, u32, u64),
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), VerbsError> {
         let slot = self.slot(self.tail);
+        let (length, misfit) = (length.unwrap_or(0), length.is_none());
         let inline = wr.flags.contains(SendFlags::INLINE);
-        if inline {
+        if inline && !misfit {
             let at = slot * self.max_inline;
             let room = self
                 .inline
@@ -148,6 +159,7 @@ impl SendQueue {
             operation: wr.operation,
             flags: wr.flags,
             length,
+            misfit,
             count: if inline { 0 } else { wr.sges.len() as u32 },
             first,
             packets,
@@ -240,12 +252,12 @@ mod tests {
             ..SendWr::default()
         };
         sq.check(1)?;
-        sq.post(&wr, 1, (first, packets, 0), |_, _| Ok(()))
+        sq.post(&wr, Some(1), (first, packets, 0), |_, _| Ok(()))
     }
 
     #[test]
     fn ring_of_any_capacity() {
-        let mut sq = SendQueue::new(3, 1, 0, None);
+        let mut sq = SendQueue::new(3, 1, 0, None).unwrap();
         for i in 0..50 {
             let mut next = sq.tail;
             while post(&mut sq, next, 0, 0).is_ok() {
@@ -257,12 +269,15 @@ mod tests {
             assert_eq!(sq.sges(sq.head(), sq.front().unwrap())[0].addr, i + 1);
         }
         assert_eq!(sq.check(2), Err(VerbsError::Invalid));
-        assert_eq!(SendQueue::new(0, 1, 0, None).check(0), Err(VerbsError::NoMemory));
+        assert_eq!(
+            SendQueue::new(0, 1, 0, None).unwrap().check(0),
+            Err(VerbsError::NoMemory)
+        );
     }
 
     #[test]
     fn finds_by_sequence_number() {
-        let mut sq = SendQueue::new(8, 1, 0, None);
+        let mut sq = SendQueue::new(8, 1, 0, None).unwrap();
         for (i, (first, packets)) in [(0, 1), (1, 3), (4, 0), (4, 2)].into_iter().enumerate() {
             post(&mut sq, i as u64, first, packets).unwrap();
         }
@@ -272,7 +287,7 @@ mod tests {
 
     #[test]
     fn inline_data_is_copied() {
-        let mut sq = SendQueue::new(2, 1, 8, None);
+        let mut sq = SendQueue::new(2, 1, 8, None).unwrap();
         let sges = [
             Sge {
                 addr: 10,
@@ -296,11 +311,11 @@ mod tests {
             into.fill(addr as u8);
             Ok(())
         };
-        sq.post(&wr, 5, (0, 1, 0), read).unwrap();
+        sq.post(&wr, Some(5), (0, 1, 0), read).unwrap();
         let wqe = *sq.front().unwrap();
         assert_eq!(sq.inline(0, &wqe), [10, 10, 10, 20, 20]);
         let fault = |addr, _: &mut [u8]| Err(Fault { addr });
-        assert_eq!(sq.post(&wr, 5, (0, 1, 0), fault), Err(VerbsError::Fault));
+        assert_eq!(sq.post(&wr, Some(5), (0, 1, 0), fault), Err(VerbsError::Fault));
         assert_eq!(sq.len(), 1, "a failed post leaves the queue as it was");
     }
 }

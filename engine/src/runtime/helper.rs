@@ -242,10 +242,7 @@ impl Run {
                     shared.publish(&AsyncEvent::GidChange);
                 }
             }
-            Event::DeviceRemoved => {
-                let _core = shared.core.lock();
-                shared.publish(&AsyncEvent::DeviceFatal);
-            }
+            Event::DeviceRemoved => shared.end(),
             Event::ReportWanted(id) => {
                 let report = shared.report();
                 if let Err(error) = shared.lease.report(id, report) {

@@ -13,10 +13,9 @@ mod multicast;
 mod registry;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferroce_wire::gid::Gid;
@@ -86,6 +85,8 @@ struct Shared {
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     next_subscriber: AtomicU64,
     pulse: helper::Pulse,
+    /// The daemon has removed the device.
+    gone: AtomicBool,
     /// The process that opened it, as [`fork::generation`] tells.
     generation: u32,
 }
@@ -143,6 +144,7 @@ impl Engine {
                 what: "eventfd",
                 source,
             })?,
+            gone: AtomicBool::new(false),
             generation: fork::generation(),
         });
         let helper = Helper::start(shared.clone()).map_err(|source| OpenError::System {
@@ -172,6 +174,11 @@ impl Engine {
         self.shared.usable()
     }
 
+    /// Whether the device was removed: what it had can be destroyed, and nothing else be done.
+    pub fn is_gone(&self) -> bool {
+        self.shared.gone.load(Ordering::Relaxed)
+    }
+
     /// Calls `subscriber` with every asynchronous event from now on.
     pub fn subscribe(&self, subscriber: Subscriber) -> SubscriptionId {
         let id = self.shared.next_subscriber.fetch_add(1, Ordering::Relaxed);
@@ -188,8 +195,8 @@ impl Engine {
 
     /// Resolves an address vector: the local GID gives the source, `dgid` the destination address.
     ///
-    /// `Invalid` if the GID index holds nothing or is of the other IP version: but packets to a multicast group can
-    /// leave from any GID that is of its version.
+    /// `Invalid` if the GID index holds nothing or is of the other IP version (but packets to a multicast group can
+    /// leave from any GID that is of its version), or the destination is no address; `Gone`.
     pub fn resolve(
         &self,
         sgid_index: u8,
@@ -199,6 +206,9 @@ impl Engine {
         flow_label: u32,
         service_level: u8,
     ) -> Result<Path, VerbsError> {
+        if self.is_gone() {
+            return Err(VerbsError::Gone);
+        }
         let info = self.info();
         let entry = info.gids.get(usize::from(sgid_index)).and_then(Option::as_ref);
         let mut source = entry.ok_or(VerbsError::Invalid)?.addr;
@@ -207,7 +217,7 @@ impl Engine {
         if source.is_ipv4() != dest.is_ipv4() && group.is_some() {
             source = multicast::source(&info, dest).ok_or(VerbsError::Invalid)?;
         }
-        if source.is_ipv4() != dest.is_ipv4() || dest == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        if source.is_ipv4() != dest.is_ipv4() || dest.is_unspecified() {
             return Err(VerbsError::Invalid);
         }
         Ok(Path {
@@ -304,6 +314,20 @@ impl Shared {
         for subscriber in self.subscribers.lock().values() {
             subscriber(event);
         }
+    }
+
+    /// The device is removed: the port goes down for good, and all work flushes.
+    fn end(&self) {
+        if self.gone.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut info = DeviceInfo::clone(&self.info.read());
+        info.up = false;
+        info.gids.clear();
+        *self.info.write() = Arc::new(info);
+        let mut core = self.core.lock();
+        core.device.end(clock::now());
+        self.settle(&mut core);
     }
 
     /// Sends what is still to be sent before the engine goes: no kernel does it later.

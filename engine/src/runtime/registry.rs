@@ -42,13 +42,14 @@ fn current() -> &'static Registry {
     }
 }
 
-/// The engine of `device`, opened by `open` if this process has none.
+/// The engine of `device`, opened by `open` if this process has none, or one whose device was removed.
 pub(super) fn get_or_open(
     device: &str,
     open: impl FnOnce() -> Result<Engine, OpenError>,
 ) -> Result<Arc<Engine>, OpenError> {
     let mut engines = current().engines.lock();
-    if let Some(engine) = engines.get(device).and_then(Weak::upgrade) {
+    let known = engines.get(device).and_then(Weak::upgrade);
+    if let Some(engine) = known.filter(|engine| !engine.is_gone()) {
         return Ok(engine);
     }
     let engine = Arc::new(open()?);

@@ -8,7 +8,7 @@ use ferroce_wire::{Aeth, Kind, NakCode, RocePacket, Syndrome};
 use super::payload::{Cursor, Domain};
 use crate::qp::{Qp, Shared};
 use crate::queue::sq::SendWqe;
-use crate::verbs::{Operation, WcStatus};
+use crate::verbs::{Operation, VendorError, WcStatus};
 
 impl Qp {
     /// Takes a response packet.
@@ -53,7 +53,7 @@ impl Qp {
             return true;
         }
         if !self.requester.rnr_waiting() && !self.requester.nak_is_copy(self.requester.una) {
-            self.retry(shared);
+            self.retry(shared, VendorError::Losses);
         }
         false
     }
@@ -73,7 +73,7 @@ impl Qp {
             }
         };
         if payload.len() as u32 != expected {
-            self.fail_send(shared, WcStatus::BadRespErr);
+            self.fail_send(shared, WcStatus::BadRespErr, VendorError::BadResponse);
         } else if expected == 0 {
             self.advance(shared, self.requester.una + 1, true);
         } else {
@@ -117,7 +117,7 @@ impl Qp {
         let placed = Cursor::at(sges, offset).and_then(|mut cursor| domain.scatter(sges, &mut cursor, data));
         match placed {
             Ok(()) => self.advance(shared, self.requester.una + 1, true),
-            Err(_) => self.fail_send(shared, WcStatus::LocProtErr),
+            Err(_) => self.fail_send(shared, WcStatus::LocProtErr, VendorError::LocalMemory),
         }
     }
 
@@ -165,7 +165,8 @@ impl Qp {
             return;
         }
         if !self.requester.take_rnr_retry(&self.attr) {
-            self.fail_send(shared, WcStatus::RnrRetryExcErr);
+            let nak = VendorError::Nak(Syndrome::RnrNak { timer });
+            self.fail_send(shared, WcStatus::RnrRetryExcErr, nak);
             return;
         }
         let until = shared.now + Duration::from_micros(u64::from(rnr_timer_us(timer)));
@@ -190,7 +191,7 @@ impl Qp {
         };
         shared.counters.rx_nak_error += 1;
         if self.acknowledged(shared, seq) && self.sends() {
-            self.fail_send(shared, status);
+            self.fail_send(shared, status, VendorError::Nak(Syndrome::Nak(code)));
         }
     }
 
@@ -202,7 +203,7 @@ impl Qp {
             && !self.requester.rnr_waiting()
             && !self.requester.nak_is_copy(seq)
         {
-            self.retry(shared);
+            self.retry(shared, VendorError::Losses);
         }
     }
 
@@ -213,17 +214,17 @@ impl Qp {
         } else {
             shared.counters.timeouts += 1;
             self.requester.forget_nak();
-            self.retry(shared);
+            self.retry(shared, VendorError::Timeout);
         }
     }
 
-    /// Goes back to the oldest unacknowledged packet, or gives up.
-    fn retry(&mut self, shared: &mut Shared<'_>) {
+    /// Goes back to the oldest unacknowledged packet, or gives up for that reason.
+    fn retry(&mut self, shared: &mut Shared<'_>, reason: VendorError) {
         if self.requester.take_retry() {
             let cursor = self.sq.find(self.requester.una);
             self.requester.go_back(cursor);
         } else {
-            self.fail_send(shared, WcStatus::RetryExcErr);
+            self.fail_send(shared, WcStatus::RetryExcErr, reason);
         }
     }
 }

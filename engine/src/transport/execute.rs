@@ -123,9 +123,9 @@ impl Qp {
     fn execute_read(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
         let reth = roce.reth().ok_or(Refusal::Invalid)?;
         self.admit(roce, 0, Access::REMOTE_READ)?;
-        needs(self.responder.resources.has_room())?;
+        fits(self.responder.resources.has_room())?;
         if reth.dma_len > 1 << 31 {
-            return Err(Refusal::Invalid);
+            return Err(Refusal::Excessive);
         }
         if reth.dma_len > 0 {
             let len = u64::from(reth.dma_len);
@@ -142,7 +142,7 @@ impl Qp {
     fn execute_atomic(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) -> Result<Done, Refusal> {
         let atomic = roce.atomic_eth().ok_or(Refusal::Invalid)?;
         self.admit(roce, 0, Access::REMOTE_ATOMIC)?;
-        needs(self.responder.resources.has_room())?;
+        fits(self.responder.resources.has_room())?;
         let addr = self.word(shared, atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)?;
         let op = if roce.opcode().kind() == Kind::CompareSwap {
             AtomicOp::CompareSwap {
@@ -165,7 +165,7 @@ impl Qp {
         let reth = roce.reth().ok_or(Refusal::Invalid)?;
         let bytes = *roce.payload().first_chunk().ok_or(Refusal::Invalid)?;
         self.admit(roce, size_of::<u64>(), Access::REMOTE_WRITE)?;
-        needs(reth.dma_len == 8 && self.responder.resources.has_room())?;
+        fits(reth.dma_len == 8 && self.responder.resources.has_room())?;
         let addr = self.word(shared, reth.rkey, reth.va, Access::REMOTE_WRITE)?;
         let value = u64::from_ne_bytes(bytes);
         let stored = shared.memory.atomic(addr, AtomicOp::Store { value });
@@ -180,7 +180,8 @@ impl Qp {
         let selectivity = Selectivity::from_number(feth.selectivity.into()).ok_or(Refusal::Invalid)?;
         let rights = placement.rights();
         self.admit(roce, 0, rights)?;
-        needs(!placement.is_empty() && self.responder.resources.has_room_to_flush())?;
+        needs(!placement.is_empty())?;
+        fits(self.responder.resources.has_room_to_flush())?;
         let (keys, scope) = (&*shared.keys, self.scope());
         let granted = match selectivity {
             Selectivity::Range => {
@@ -202,10 +203,10 @@ impl Qp {
 
     /// The address of an aligned word that a peer names.
     fn word(&self, shared: &Shared<'_>, rkey: u32, va: u64, right: Access) -> Result<u64, Refusal> {
-        needs(va.is_multiple_of(8))?;
+        fits(va.is_multiple_of(8))?;
         let addr = shared.keys.remote(self.scope(), rkey, va, 8, right);
         let addr = addr.map_err(|_| Refusal::Access)?;
-        needs(addr.is_multiple_of(8))?;
+        fits(addr.is_multiple_of(8))?;
         Ok(addr)
     }
 
@@ -241,6 +242,10 @@ impl Qp {
                 shared.events.push_back(AsyncEvent::QpRequestError(self.qpn));
                 NakCode::InvalidRequest
             }
+            Refusal::Excessive => {
+                shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
+                NakCode::InvalidRequest
+            }
             Refusal::Access => {
                 shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
                 NakCode::RemoteAccess
@@ -250,7 +255,7 @@ impl Qp {
                 NakCode::RemoteAccess
             }
             Refusal::TargetFault => {
-                shared.events.push_back(AsyncEvent::QpAccessError(self.qpn));
+                self.fail(shared);
                 NakCode::RemoteOperational
             }
         };
@@ -282,6 +287,15 @@ impl Qp {
         self.responder.epsn = resource.psn.add(resource.next);
         self.responder.resources.clear();
         self.refuse(shared, refusal);
+    }
+}
+
+/// Without this a request asks for too much, or for it in the wrong place.
+fn fits(condition: bool) -> Result<(), Refusal> {
+    if condition {
+        Ok(())
+    } else {
+        Err(Refusal::Excessive)
     }
 }
 

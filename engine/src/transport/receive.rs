@@ -6,7 +6,7 @@ use super::payload::Domain;
 use super::responder::{Message, Target};
 use crate::device::PdId;
 use crate::qp::{Qp, Shared};
-use crate::verbs::{Access, AsyncEvent, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{Access, AsyncEvent, VendorError, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// Where a packet stands in its message.
 #[derive(Clone, Copy)]
@@ -46,6 +46,8 @@ pub(super) enum Refusal {
     ReceiveFault,
     /// The request is malformed, out of sequence, or of a kind that is not taken.
     Invalid,
+    /// The request is in order, but not what it asks for: its length, its alignment, or one more than is agreed.
+    Excessive,
     /// The memory it names does not exist, or not with such rights.
     Access,
     /// The memory it names is registered, but not there.
@@ -149,7 +151,7 @@ impl Qp {
         } else {
             len >= target.left
         } {
-            return Err(Refusal::Invalid);
+            return Err(Refusal::Excessive);
         }
         // The whole of it at the first packet, and what is left at each: a region may end in the meantime.
         let addr = if target.left == 0 {
@@ -229,14 +231,19 @@ impl Qp {
         self.push_recv(shared, wc, roce.bth().solicited);
     }
 
-    /// Completes the receive in progress with an error.
+    /// Completes the receive in progress with an error: it is too short (`LocLenErr`), or its memory can't be written.
     pub(super) fn fail_recv(&mut self, shared: &mut Shared<'_>, status: WcStatus) {
+        let reason = match status {
+            WcStatus::LocLenErr => VendorError::ReceiveTooShort,
+            _ => VendorError::LocalMemory,
+        };
         if let Some(wr_id) = self.release_active(shared) {
             self.push_recv(
                 shared,
                 Wc {
                     wr_id,
                     status,
+                    vendor_err: reason.number(),
                     opcode: WcOpcode::Recv,
                     ..Wc::default()
                 },

@@ -11,7 +11,7 @@ use ferroce_wire::Psn;
 use super::timer::{RoundTrip, local_ack_timeout};
 use super::window::Window;
 use crate::time::Time;
-use crate::verbs::{QpAttr, WcStatus};
+use crate::verbs::{QpAttr, VendorError, WcStatus};
 
 /// Why the requester waits although there is more to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,8 +22,8 @@ enum Wait {
     Ack,
     /// For the end of the time an RNR NAK asked for.
     Rnr,
-    /// For ever: the WQE at the cursor can't be sent, and fails with this status once those before it are done.
-    Failed(WcStatus),
+    /// For ever: the WQE at the cursor can't be sent, and fails so once those before it are done.
+    Failed(WcStatus, VendorError),
 }
 
 /// State of the sending half of a QP.
@@ -160,6 +160,11 @@ impl Requester {
         self.tell_drained = false;
     }
 
+    /// Whether what the drain waits for is still under way.
+    pub fn is_draining(&self) -> bool {
+        self.drain.is_some_and(|end| self.una < end)
+    }
+
     /// Whether the queue has drained, and that is to be told: once.
     pub fn take_drained(&mut self) -> bool {
         self.drain.is_some_and(|end| self.una >= end) && std::mem::take(&mut self.tell_drained)
@@ -200,14 +205,14 @@ impl Requester {
     }
 
     /// The WQE at the cursor can't be sent.
-    pub fn fail_at_cursor(&mut self, status: WcStatus) {
-        self.wait = Wait::Failed(status);
+    pub fn fail_at_cursor(&mut self, status: WcStatus, reason: VendorError) {
+        self.wait = Wait::Failed(status, reason);
     }
 
-    /// The status that the oldest WQE fails with, if it is the one that can't be sent.
-    pub fn failure_of(&self, head: u64) -> Option<WcStatus> {
+    /// What the oldest WQE fails with, if it is the one that can't be sent.
+    pub fn failure_of(&self, head: u64) -> Option<(WcStatus, VendorError)> {
         match self.wait {
-            Wait::Failed(status) if head == self.cursor => Some(status),
+            Wait::Failed(status, reason) if head == self.cursor => Some((status, reason)),
             _ => None,
         }
     }
@@ -263,7 +268,7 @@ impl Requester {
     pub fn skip_to(&mut self, to: u64, cursor: u64) {
         self.send = to;
         self.cursor = cursor.min(self.begun);
-        if matches!(self.wait, Wait::Failed(_)) {
+        if matches!(self.wait, Wait::Failed(..)) {
             self.wait = Wait::No;
         }
     }
@@ -285,7 +290,7 @@ impl Requester {
         }
         self.refill(attr);
         self.nak_done = None;
-        if !matches!(self.wait, Wait::Failed(_)) {
+        if !matches!(self.wait, Wait::Failed(..)) {
             self.wait = Wait::No;
         }
         self.restart_timer(now, attr);

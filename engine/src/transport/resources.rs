@@ -142,11 +142,10 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// None yet, and `capacity` (max_dest_rd_atomic) at most.
-    pub fn start(&mut self, capacity: u8) {
+    /// From now on `capacity` (max_dest_rd_atomic) at most.
+    pub fn resize(&mut self, capacity: u8) {
         self.capacity = usize::from(capacity);
-        self.ring.clear();
-        self.ring.reserve(self.capacity);
+        self.ring.reserve(self.capacity.saturating_sub(self.ring.len()));
     }
 
     /// Whether another request may come, but a FLUSH: not while as many as may be wait for their answers. One that has
@@ -258,7 +257,7 @@ mod tests {
     fn as_many_as_promised() {
         let mut resources = Resources::default();
         assert!(!resources.has_room());
-        resources.start(2);
+        resources.resize(2);
         for psn in [10, 20] {
             assert!(resources.has_room());
             resources.push(read(psn, 256));

@@ -9,7 +9,7 @@ use crate::link::{Path, Transmit, TransmitError};
 use crate::memory::keys::Denied;
 use crate::qp::{Qp, Shared, Turn};
 use crate::queue::sq::SendWqe;
-use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, WcStatus};
+use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, VendorError, WcStatus};
 
 /// In the Q_Key of a UD work request: the QP's own is meant.
 const OWN_QKEY: u32 = 1 << 31;
@@ -93,9 +93,12 @@ impl Qp {
         if wqe.operation.is_local() {
             return self.execute_local(shared, index, &wqe);
         }
+        if wqe.misfit {
+            return self.fail_at(shared, index, WcStatus::LocLenErr, VendorError::SendTooLong);
+        }
         let reliable = self.is_reliable();
         let Some(mut request) = Request::new(self.class(), &wqe, (seq - wqe.first) as u32, self.mtu) else {
-            return self.fail_at(shared, index, WcStatus::LocQpOpErr);
+            return self.fail_at(shared, index, WcStatus::LocQpOpErr, VendorError::Unsendable);
         };
         let (mut packets, mut cost) = (1, shared.cost.of(request.payload));
         if reliable {
@@ -125,7 +128,7 @@ impl Qp {
         }
         request.psn = self.requester.psn(seq);
         let Some(path) = self.address(&mut request, index) else {
-            return self.fail_at(shared, index, WcStatus::LocQpOpErr);
+            return self.fail_at(shared, index, WcStatus::LocQpOpErr, VendorError::Unsendable);
         };
         let domain = Domain {
             pd: self.pd,
@@ -138,7 +141,9 @@ impl Qp {
         });
         match taken {
             Err(TransmitError::Full) => return Step::Full,
-            Err(TransmitError::Fault(_)) => return self.fail_at(shared, index, WcStatus::LocProtErr),
+            Err(TransmitError::Fault(_)) => {
+                return self.fail_at(shared, index, WcStatus::LocProtErr, VendorError::LocalMemory);
+            }
             Ok(()) => {}
         }
         shared.counters.transport_tx += 1;
@@ -182,7 +187,7 @@ impl Qp {
             _ => Err(Denied),
         };
         if done.is_err() {
-            return self.fail_at(shared, index, WcStatus::MwBindErr);
+            return self.fail_at(shared, index, WcStatus::MwBindErr, VendorError::LocalMemory);
         }
         self.requester.begin(index);
         self.complete_local(shared);
@@ -257,17 +262,23 @@ impl Qp {
     }
 
     /// The WQE at the cursor can't be sent: it fails as soon as those before it are done.
-    fn fail_at(&mut self, shared: &mut Shared<'_>, index: u64, status: WcStatus) -> Step {
+    fn fail_at(
+        &mut self,
+        shared: &mut Shared<'_>,
+        index: u64,
+        status: WcStatus,
+        reason: VendorError,
+    ) -> Step {
         self.requester.cursor = index;
-        self.requester.fail_at_cursor(status);
+        self.requester.fail_at_cursor(status, reason);
         self.settle_failure(shared);
         Step::Waits
     }
 
     /// Fails the WQE that could not be sent, if it is the oldest now.
     pub fn settle_failure(&mut self, shared: &mut Shared<'_>) {
-        if let Some(status) = self.requester.failure_of(self.sq.head()) {
-            self.fail_send(shared, status);
+        if let Some((status, reason)) = self.requester.failure_of(self.sq.head()) {
+            self.fail_send(shared, status, reason);
         }
     }
 

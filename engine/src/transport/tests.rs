@@ -1,10 +1,12 @@
 //! Pairs of devices, driven by hand over a link in memory: one test per rule.
 
+mod errors;
 mod one_sided;
 mod pair;
 mod placement;
 mod rc;
 mod recovery;
+mod states;
 mod uc;
 mod ud;
 mod windows;

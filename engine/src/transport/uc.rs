@@ -38,10 +38,14 @@ impl Qp {
         // The message is dropped, and its receive serves the next one, unless it has failed itself.
         self.responder.message = None;
         match refusal {
-            Refusal::NoReceive | Refusal::TooLong => shared.counters.drop_no_receive += 1,
-            Refusal::Invalid => shared.counters.drop_sequence += 1,
+            Refusal::NoReceive => shared.counters.drop_no_receive += 1,
+            Refusal::Invalid | Refusal::Excessive => shared.counters.drop_sequence += 1,
             Refusal::Access | Refusal::TargetFault | Refusal::Invalidation => {
                 shared.counters.drop_access += 1
+            }
+            Refusal::TooLong => {
+                self.fail_recv(shared, WcStatus::LocLenErr);
+                self.enter_error(shared);
             }
             Refusal::ReceiveFault => {
                 self.fail_recv(shared, WcStatus::LocProtErr);

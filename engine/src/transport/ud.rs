@@ -34,8 +34,8 @@ const UDP_LEN: usize = 8;
 const IPV4_LEN: usize = 20;
 
 impl Qp {
-    /// Takes a datagram: the network header goes in front of the payload. Without a receive that it fits into, it is
-    /// dropped.
+    /// Takes a datagram: the network header goes in front of the payload. Without a receive it is dropped; one that is
+    /// too short fails, as on hardware, and the QP with it.
     pub fn receive_datagram(
         &mut self,
         shared: &mut Shared<'_>,
@@ -59,6 +59,10 @@ impl Qp {
                     ..Wc::default()
                 };
                 self.complete_recv(shared, roce, wc);
+            }
+            Err(Refusal::TooLong) => {
+                self.fail_recv(shared, WcStatus::LocLenErr);
+                self.enter_error(shared);
             }
             Err(Refusal::ReceiveFault) => {
                 self.fail_recv(shared, WcStatus::LocProtErr);

@@ -73,6 +73,8 @@ pub struct Case {
     pub late: Option<usize>,
     /// Operations that do not arrive at our responder.
     pub undelivered: &'static [usize],
+    /// The one of these that meets the receive of an earlier one, which is too short, although its own would not be.
+    pub misplaced: Option<usize>,
     pub answers: Answers,
     /// How the client's last operation ends.
     pub status: WcStatus,
@@ -86,6 +88,7 @@ fn case(capture: &'static str, told: &'static str) -> Case {
         dropped: &[],
         late: None,
         undelivered: &[],
+        misplaced: None,
         answers: Answers::AsCaptured,
         status: WcStatus::Success,
     }
@@ -326,9 +329,10 @@ fn unreliable() -> Vec<Case> {
             "-t uc -m 4096 send:64 send:10000 write:10000",
         ),
         // rxe drops the message behind that, too, which is whole: ours is delivered. Each takes the receive of the one
-        // before, and that is too short for the last.
+        // before, and that is too short for the last: it fails with the QP.
         Case {
             undelivered: &[0, 3],
+            misplaced: Some(3),
             ..case(
                 "uc-drop-send-middle-v4",
                 "-t uc send:4096 send:64 send:64 send:1500",

@@ -69,7 +69,9 @@ impl Server<'_> {
     fn check_undelivered(&self, op: &Op, completions: &[Wc]) {
         let name = self.case.capture;
         let statuses: Vec<WcStatus> = completions.iter().map(|wc| wc.status).collect();
-        let expected = if op.fits() {
+        let expected = if self.case.misplaced == Some(op.index) {
+            vec![WcStatus::LocLenErr, WcStatus::WrFlushErr]
+        } else if op.fits() {
             vec![]
         } else {
             vec![WcStatus::LocLenErr]

@@ -107,6 +107,8 @@ pub fn reliable_errors(
             }
             (status, _) => Some(format!("{status:?} has no cause")),
         };
+        let problem =
+            problem.or_else(|| untold(outcome, &errors, wc.status, receive, 1 - side, qpns[1 - side]));
         if let Some(problem) = problem {
             return Err(format!(
                 "node {side} at {time:?}, work request {:#x}: {problem}",
@@ -133,6 +135,27 @@ pub fn reliable_errors(
         }
     }
     Ok(())
+}
+
+/// What is wrong if the peer that refused a request was not told, or told although a completion of its own tells it.
+fn untold(
+    outcome: &Outcome,
+    errors: &[(Time, usize, bool, &Wc)],
+    status: WcStatus,
+    receive: bool,
+    peer: usize,
+    qpn: u32,
+) -> Option<String> {
+    let told = |event| outcome.events[peer].iter().filter(|&&e| e == event).count();
+    let fails = |status| errors.iter().any(|e| e.1 == peer && e.2 && e.3.status == status);
+    let (event, by_completion) = match (status, receive) {
+        (WcStatus::RemAccessErr, false) => (AsyncEvent::QpAccessError(qpn), false),
+        (WcStatus::RemInvReqErr, false) => (AsyncEvent::QpRequestError(qpn), fails(WcStatus::LocLenErr)),
+        (WcStatus::RemOpErr, false) => (AsyncEvent::QpFatal(qpn), fails(WcStatus::LocProtErr)),
+        _ => return None,
+    };
+    let expected = usize::from(!by_completion);
+    (told(event) != expected).then(|| format!("{} events {event:?}, not {expected}", told(event)))
 }
 
 /// The QP whose failure an event tells.

@@ -275,6 +275,19 @@ pub struct ibv_cq {
 }
 
 #[repr(C)]
+pub struct ibv_moderate_cq {
+    pub cq_count: u16,
+    /// Microseconds.
+    pub cq_period: u16,
+}
+
+#[repr(C)]
+pub struct ibv_modify_cq_attr {
+    pub attr_mask: u32,
+    pub moderate: ibv_moderate_cq,
+}
+
+#[repr(C)]
 pub struct ibv_poll_cq_attr {
     pub comp_mask: u32,
 }

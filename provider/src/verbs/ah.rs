@@ -1,6 +1,7 @@
 //! Address handles: an address vector, resolved when it is made.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 use ferroce_engine::link::Path;
 use ferroce_engine::verbs::VerbsError;
@@ -101,14 +102,17 @@ pub(super) unsafe extern "C" fn create_ah(public: *mut ibv_pd, attr: *mut ibv_ah
             },
             path,
         };
+        pd.handles.fetch_add(1, Ordering::Relaxed);
         Ok(Box::into_raw(Box::new(ah)).cast())
     })
 }
 
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     verb(|| {
-        // SAFETY: `create_ah` made it, and the program destroys it once.
-        drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
+        // SAFETY: `create_ah` made it, the program destroys it once, and its PD lives as long as it.
+        let (ah, pd) = unsafe { (Box::from_raw(ah.cast::<Ah>()), Pd::of((*ah).pd)) };
+        pd.handles.fetch_sub(1, Ordering::Relaxed);
+        drop(ah);
         Ok(())
     })
 }

@@ -142,7 +142,7 @@ impl Context {
 
 impl Commands for Context {
     fn create_channel(&self) -> Result<RawFd, c_int> {
-        if !self.engine.usable() {
+        if !self.engine.usable() || self.engine.is_gone() {
             return Err(libc::EIO);
         }
         let (channel, fd) = Channel::new().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;

@@ -3,18 +3,21 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use ferroce_engine::queue::{Cq as EngineCq, CqNotify};
+use ferroce_engine::queue::{Cq as EngineCq, CqNotify, Moderation};
 use ferroce_engine::verbs::{VerbsError, Wc};
 
 use super::context::{Channel, Context};
 use super::cq_ex::Cursor;
 use super::events::{Acknowledged, Object, Public};
 use super::{make, next_handle, verb};
-use crate::abi::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::abi::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc};
 use crate::guard::guard;
 use crate::hooks;
 
+/// `IBV_CQ_ATTR_MODERATE`.
+const MODERATE: u32 = 1;
 /// Completions converted at a time.
 const BATCH: usize = 16;
 
@@ -59,13 +62,14 @@ impl Cq {
         unsafe { &*cq.cast::<Cq>() }
     }
 
-    /// Its queue in the engine. EINVAL if there is none.
+    /// Its queue in the engine. EINVAL if there is none, or it is of another context.
     ///
     /// # Safety
     /// `cq` must be null or one of this provider.
-    pub unsafe fn queue(cq: *mut ibv_cq) -> Result<Arc<EngineCq>, VerbsError> {
+    pub unsafe fn queue(cq: *mut ibv_cq, context: &Arc<Context>) -> Result<Arc<EngineCq>, VerbsError> {
         // SAFETY: as the caller says; the public part comes first.
         unsafe { cq.cast::<Cq>().as_ref() }
+            .filter(|cq| Arc::ptr_eq(&cq.context, context))
             .map(|cq| cq.queue.clone())
             .ok_or(VerbsError::Invalid)
     }
@@ -163,6 +167,24 @@ pub(super) unsafe extern "C" fn create_cq(
         // SAFETY: libibverbs passes an open context of this provider, and a channel of it or none.
         let cq = unsafe { Cq::create(context, number(entries)?, channel, number(vector)?)? };
         Ok(Box::into_raw(cq).cast())
+    })
+}
+
+/// Sets how completion events are held back. EINVAL: nothing is asked for; EOPNOTSUPP: something else.
+pub(super) unsafe extern "C" fn modify_cq(public: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    verb(|| {
+        // SAFETY: libibverbs passes a CQ of this provider, the program attributes.
+        let (cq, attr) = unsafe { (Cq::of(public), &*attr) };
+        match attr.attr_mask {
+            0 => return Err(VerbsError::Invalid),
+            MODERATE => {}
+            _ => return Err(VerbsError::NotSupported),
+        }
+        let moderation = Moderation {
+            count: attr.moderate.cq_count,
+            period: Duration::from_micros(attr.moderate.cq_period.into()),
+        };
+        cq.context.engine.lock()?.moderate_cq(&cq.queue, moderation)
     })
 }
 

@@ -12,12 +12,14 @@ use super::make;
 use crate::abi::verbs::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::guard::guard;
 
-/// `IBV_WC_STANDARD_FLAGS`, and timestamps of both kinds.
-const WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
+/// `IBV_WC_STANDARD_FLAGS`, timestamps of both kinds, and flow tags, which are 0 where no flow has set one.
+const WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 9 | 1 << 11;
 /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `_PD`.
 const COMP_MASK: u32 = 3;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which asks for nothing.
 const SINGLE_THREADED: u32 = 1;
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
+const IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// The completion that is being read: one thread's, from `start_poll` to `end_poll`.
 pub struct Cursor {
@@ -71,12 +73,15 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         // SAFETY: the program passes attributes.
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & 1 == 0 { 0 } else { attr.flags };
-        if attr.wc_flags & !WC_FLAGS != 0 || attr.comp_mask & !COMP_MASK != 0 || flags & !SINGLE_THREADED != 0
-        {
+        let known = SINGLE_THREADED | IGNORE_OVERRUN;
+        if attr.wc_flags & !WC_FLAGS != 0 || attr.comp_mask & !COMP_MASK != 0 || flags & !known != 0 {
             return Err(VerbsError::NotSupported);
         }
         // SAFETY: libibverbs passes an open context of this provider, the program a channel of it or none.
         let cq = unsafe { Cq::create(context, attr.cqe, attr.channel, attr.comp_vector)? };
+        if flags & IGNORE_OVERRUN != 0 {
+            cq.queue.ignore_overrun();
+        }
         // SAFETY: nobody else has it yet.
         unsafe {
             let public = cq.public.get();

@@ -32,6 +32,7 @@ const OPS: &[(&str, *const c_void)] = &[
     ("detach_mcast", qp::detach_mcast as *const c_void),
     ("free_context", context::free_context as *const c_void),
     ("get_srq_num", srq::get_srq_num as *const c_void),
+    ("modify_cq", cq::modify_cq as *const c_void),
     ("modify_qp", qp::modify_qp as *const c_void),
     ("modify_srq", srq::modify_srq as *const c_void),
     ("open_qp", qp::open_qp as *const c_void),

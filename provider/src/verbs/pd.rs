@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferroce_engine::device::PdId;
 use ferroce_engine::verbs::VerbsError;
@@ -18,6 +19,8 @@ pub struct Pd {
     pub context: Arc<Context>,
     /// Its name in the engine.
     pub id: PdId,
+    /// Address handles of it, which the engine does not know.
+    pub handles: AtomicU32,
 }
 
 impl Pd {
@@ -53,6 +56,7 @@ pub(super) unsafe extern "C" fn alloc_pd(public: *mut ibv_context) -> *mut ibv_p
             },
             context,
             id,
+            handles: AtomicU32::new(0),
         };
         Ok(Box::into_raw(Box::new(pd)).cast())
     })
@@ -62,6 +66,9 @@ pub(super) unsafe extern "C" fn dealloc_pd(public: *mut ibv_pd) -> c_int {
     verb(|| {
         // SAFETY: libibverbs passes a PD of this provider.
         let pd = unsafe { Pd::of(public) };
+        if pd.handles.load(Ordering::Relaxed) > 0 {
+            return Err(VerbsError::Busy);
+        }
         pd.context.engine.lock()?.dealloc_pd(pd.id)?;
         // SAFETY: `alloc_pd` made it, and no object uses it any more.
         drop(unsafe { Box::from_raw(public.cast::<Pd>()) });

@@ -94,14 +94,18 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
         srq: if receives { attr.srq } else { ptr::null_mut() },
     };
     // SAFETY: as the caller says.
+    let context = unsafe { Context::of(wanted.context) };
+    // SAFETY: as the caller says.
     let init = unsafe {
         QpInit {
             pd: sends.then(|| Pd::id(public.pd)).transpose()?,
             qp_type,
             cap: cap_of(&attr.cap),
-            send_cq: sends.then(|| Cq::queue(public.send_cq)).transpose()?,
-            recv_cq: receives.then(|| Cq::queue(public.recv_cq)).transpose()?,
-            srq: Srq::id(public.srq),
+            send_cq: sends.then(|| Cq::queue(public.send_cq, &context)).transpose()?,
+            recv_cq: receives
+                .then(|| Cq::queue(public.recv_cq, &context))
+                .transpose()?,
+            srq: Srq::id(public.srq, &context)?,
             xrcd: (!sends)
                 .then(|| Xrcd::of(wanted.xrcd))
                 .transpose()?
@@ -110,8 +114,6 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
         }
     };
     let xrcd = init.xrcd;
-    // SAFETY: as the caller says.
-    let context = unsafe { Context::of(wanted.context) };
     let (qpn, cap) = context.engine.lock()?.create_qp(init)?;
     attr.cap = exported_cap(&cap);
     let qp = Made {

@@ -1,14 +1,11 @@
 //! The attributes of a queue pair, between `struct ibv_qp_attr` and the engine.
 
-use ferroce_engine::verbs::{Access, QpAttr, QpAttrMask, QpState, VerbsError};
+use ferroce_engine::verbs::{Access, MigState, QpAttr, QpAttrMask, QpState, VerbsError};
 
 use super::ah;
 use super::context::Context;
 use super::qp::exported_cap;
 use crate::abi::verbs::{ibv_qp_attr, ibv_qp_cap};
-
-/// `IBV_MIG_MIGRATED`: there is no alternate path.
-const MIGRATED: u32 = 0;
 
 /// The attributes that `mask` names. EINVAL if one of them is none that exists.
 pub(super) fn imported(
@@ -19,6 +16,10 @@ pub(super) fn imported(
     let state = |bit, number| match mask.contains(bit) {
         true => QpState::from_number(number).ok_or(VerbsError::Invalid),
         false => Ok(QpState::Reset),
+    };
+    let path_mig_state = match mask.contains(QpAttrMask::PATH_MIG_STATE) {
+        true => MigState::from_number(attr.path_mig_state).ok_or(VerbsError::Invalid)?,
+        false => MigState::default(),
     };
     let path = match mask.contains(QpAttrMask::AV) {
         true => Some(ah::resolve(context, &attr.ah_attr)?),
@@ -43,7 +44,7 @@ pub(super) fn imported(
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,
         rnr_retry: attr.rnr_retry,
-        rate_limit: attr.rate_limit,
+        path_mig_state,
         ..QpAttr::default()
     })
 }
@@ -55,7 +56,7 @@ pub(super) fn exported(attr: &QpAttr) -> ibv_qp_attr {
         qp_state: attr.state as u32,
         cur_qp_state: attr.cur_state as u32,
         path_mtu: attr.path_mtu,
-        path_mig_state: MIGRATED,
+        path_mig_state: attr.path_mig_state as u32,
         qkey: attr.qkey,
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,
@@ -77,6 +78,6 @@ pub(super) fn exported(attr: &QpAttr) -> ibv_qp_attr {
         rnr_retry: attr.rnr_retry,
         alt_port_num: 0,
         alt_timeout: 0,
-        rate_limit: attr.rate_limit,
+        rate_limit: 0, // for raw packets only
     }
 }

@@ -9,7 +9,8 @@ use ferroce_wire::PathMtu;
 use super::context::{Context, PORT};
 use super::verb;
 use crate::abi::verbs::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    ibv_context, ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr,
+    ibv_query_device_ex_input, ibv_values_ex,
 };
 
 /// Bits of `enum ibv_device_cap_flags`: UD_AV_PORT_ENFORCE, CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID,
@@ -75,6 +76,10 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     ex.hca_core_clock = CLOCK_KHZ;
     ex.device_cap_flags_ex = u64::from(CAPABILITIES) | MORE_CAPABILITIES;
     ex.phys_port_cnt_ex = PORT;
+    ex.cq_mod_caps = ibv_cq_moderation_caps {
+        max_cq_count: u16::MAX,
+        max_cq_period: u16::try_from(limits.max_cq_period.as_micros()).unwrap_or(u16::MAX),
+    };
     let attr = &mut ex.orig_attr;
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from as c_char;

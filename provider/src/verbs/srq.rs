@@ -49,13 +49,16 @@ impl Srq {
         unsafe { &*srq.cast::<Srq>() }
     }
 
-    /// Its name in the engine; `None` if there is none.
+    /// Its name in the engine; `None` if there is none. EINVAL if it is of another context.
     ///
     /// # Safety
     /// `srq` must be null or one of this provider.
-    pub unsafe fn id(srq: *mut ibv_srq) -> Option<SrqId> {
+    pub unsafe fn id(srq: *mut ibv_srq, context: &Arc<Context>) -> Result<Option<SrqId>, VerbsError> {
         // SAFETY: as the caller says; the public part comes first.
-        unsafe { srq.cast::<Srq>().as_ref() }.map(|srq| srq.id)
+        match unsafe { srq.cast::<Srq>().as_ref() } {
+            Some(srq) if !Arc::ptr_eq(&srq.context, context) => Err(VerbsError::Invalid),
+            srq => Ok(srq.map(|srq| srq.id)),
+        }
     }
 }
 
@@ -132,8 +135,13 @@ pub(super) unsafe extern "C" fn create_srq_ex(
             // SAFETY: the program passes a PD of this provider.
             return unsafe { create(init.pd, init.srq_context, &mut init.attr, basic) };
         }
-        // SAFETY: the program passes a domain and a CQ of this provider.
-        let (xrcd, cq) = unsafe { (Xrcd::of(init.xrcd)?.id, Cq::queue(init.cq)?) };
+        // SAFETY: the program passes a PD, a domain and a CQ of this provider.
+        let (xrcd, cq) = unsafe {
+            (
+                Xrcd::of(init.xrcd)?.id,
+                Cq::queue(init.cq, &Pd::of(init.pd).context)?,
+            )
+        };
         let xrc = |device: &mut Device, pd, attr: &ibv_srq_attr| {
             device.create_xrc_srq(pd, xrcd, &cq, attr.max_wr, attr.max_sge)
         };

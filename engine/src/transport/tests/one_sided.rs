@@ -480,7 +480,7 @@ fn what_the_peer_may_not_do() {
         let (status, event) = match kind {
             Invalid => (WcStatus::RemInvReqErr, AsyncEvent::QpRequestError(pair.b.qpn)),
             NakKind::Access => (WcStatus::RemAccessErr, AsyncEvent::QpAccessError(pair.b.qpn)),
-            Operational => (WcStatus::RemOpErr, AsyncEvent::QpAccessError(pair.b.qpn)),
+            Operational => (WcStatus::RemOpErr, AsyncEvent::QpFatal(pair.b.qpn)),
         };
         assert_eq!(pair.a.send_wcs(), [(1, status)]);
         assert_eq!(pair.b.events(), [event]);
@@ -546,16 +546,7 @@ fn operations_that_are_refused_at_once() {
             rkey: 0,
             add: 1,
         },
-        none,
-        4,
-    );
-    refused(
-        Operation::FetchAdd {
-            addr: 4,
-            rkey: 0,
-            add: 1,
-        },
-        none,
+        SendFlags::INLINE,
         8,
     );
     refused(Operation::Read { addr: 0, rkey: 0 }, SendFlags::INLINE, 8);

@@ -90,17 +90,15 @@ fn what_lies_far_behind_is_new() {
 }
 
 #[test]
-fn without_a_receive_or_too_long_it_is_dropped() {
+fn without_a_receive_it_is_dropped() {
     let mut pair = pair();
     pair.a.send(1, 600);
     pair.run();
     pair.b.recv(1, 100);
-    pair.a.send(2, 101);
-    pair.a.send(3, 600);
-    pair.a.send(4, 100);
+    pair.a.send(2, 100);
     pair.run();
     assert_eq!(pair.b.recv_wcs(), [(1, OK)]);
-    assert_eq!(pair.b.counter("drop_no_receive"), 3);
+    assert_eq!(pair.b.counter("drop_no_receive"), 1);
     assert_eq!(pair.b.state(), QpState::Rts);
 }
 
