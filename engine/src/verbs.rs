@@ -24,6 +24,9 @@ pub enum VerbsError {
     /// Memory that is not mapped (EFAULT).
     #[error("bad address")]
     Fault,
+    /// An object of another protection domain, or without the right (EPERM).
+    #[error("operation not permitted")]
+    NotPermitted,
     /// No such object (ENOENT).
     #[error("no such object")]
     NotFound,
@@ -47,6 +50,7 @@ impl VerbsError {
             VerbsError::Busy => libc::EBUSY,
             VerbsError::NotSupported => libc::EOPNOTSUPP,
             VerbsError::Fault => libc::EFAULT,
+            VerbsError::NotPermitted => libc::EPERM,
             VerbsError::NotFound => libc::ENOENT,
             VerbsError::BadDescriptor => libc::EBADF,
             VerbsError::NoDomain => libc::EAGAIN,
@@ -141,6 +145,26 @@ bitflags! {
         /// Optional: relaxed ordering. All bits from 20 on may be ignored.
         const RELAXED_ORDERING = 1 << 20;
     }
+}
+
+impl Access {
+    /// Those by which memory may be written, now or through a window bound later.
+    pub const WRITABLE: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::MW_BIND);
+}
+
+/// What is to be done with the memory of regions that are paged on demand (`enum ibv_advise_mr_advice`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Advice {
+    /// Page it in for reading.
+    Prefetch = 0,
+    /// Page it in for writing.
+    PrefetchWrite = 1,
+    /// Take note of what is paged in; page nothing in.
+    PrefetchNoFault = 2,
 }
 
 bitflags! {
@@ -682,6 +706,11 @@ from_number!(QpType {
 });
 from_number!(MwType { Type1, Type2 });
 from_number!(Selectivity { Range, Region });
+from_number!(Advice {
+    Prefetch,
+    PrefetchWrite,
+    PrefetchNoFault
+});
 from_number!(MigState {
     Migrated,
     Rearm,

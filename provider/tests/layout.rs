@@ -82,6 +82,11 @@ fn all() -> Vec<Check> {
         ibv_mw { context, pd, rkey, handle, mw_type = "type" }
         ibv_mw_bind_info { mr, addr, length, mw_access_flags }
         ibv_mw_bind { wr_id, send_flags, bind_info }
+        ibv_td_init_attr { comp_mask }
+        ibv_td { context }
+        ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
+        ibv_alloc_dm_attr { length, log_align_req, comp_mask }
+        ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle }
         ibv_comp_channel { context, fd, refcnt }
         ibv_cq {
             context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed, async_events_completed,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroce_wire::PathMtu;
 
 use crate::memory::Memory;
+use crate::verbs::{Access, VerbsError};
 
 /// A protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +69,8 @@ pub struct Limits {
     pub max_mr_size: u64,
     /// Memory windows.
     pub max_mw: u32,
+    /// Bytes of device memory.
+    pub max_dm_size: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Shared receive queues.
@@ -84,6 +87,25 @@ pub struct Limits {
     pub max_message: u32,
 }
 
+impl Limits {
+    /// Whether a region may be registered with these rights. EINVAL and EOPNOTSUPP as the kernel says; that its memory
+    /// is mapped is looked at elsewhere ([`crate::memory::Memory::populate`]).
+    pub fn check_mr(&self, addr: u64, len: u64, access: Access) -> Result<(), VerbsError> {
+        let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if remote && !access.contains(Access::LOCAL_WRITE) {
+            return Err(VerbsError::Invalid);
+        }
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(VerbsError::NotSupported);
+        }
+        let everything = addr == 0 && len == u64::MAX && access.contains(Access::ON_DEMAND);
+        if len > self.max_mr_size && !everything || addr.checked_add(len).is_none() {
+            return Err(VerbsError::Invalid);
+        }
+        Ok(())
+    }
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
@@ -97,6 +119,7 @@ impl Default for Limits {
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
             max_mw: 1 << 20,
+            max_dm_size: 4 << 20,
             max_pd: 65536,
             max_srq: 16384,
             max_srq_wr: 1 << 20,

@@ -11,6 +11,7 @@ mod drive;
 mod multicast;
 mod objects;
 mod pairs;
+mod regions;
 mod table;
 mod xrc;
 
@@ -28,6 +29,7 @@ pub use crate::qp::QpInit;
 pub use config::{Acks, DeviceConfig, Limits, MrInfo, MwId, PdId, Progress, SrqAttr, SrqId};
 pub(crate) use counters::Counters;
 pub use multicast::Others;
+pub use regions::MrChange;
 pub(crate) use xrc::DomainId;
 pub use xrc::{FileId, XrcdId};
 

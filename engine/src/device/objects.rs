@@ -1,13 +1,12 @@
-//! Verbs on protection domains, memory regions, completion queues and shared receive queues.
+//! Verbs on protection domains, completion queues and shared receive queues.
 
 use std::sync::Arc;
 
-use super::{Device, MrInfo, MwId, PdId, SrqAttr, SrqId};
-use crate::memory::keys::{Region, Window, index};
+use super::{Device, PdId, SrqAttr, SrqId};
 use crate::queue::rq::RecvQueue;
 use crate::queue::srq::{Srq, XrcPart};
 use crate::queue::{Cq, CqNotify, Moderation};
-use crate::verbs::{Access, MwType, RecvWr, VerbsError};
+use crate::verbs::{RecvWr, VerbsError};
 
 impl Device {
     /// Makes a protection domain.
@@ -42,55 +41,6 @@ impl Device {
         if let Some(objects) = self.pds.get_mut(&pd) {
             *objects = objects.saturating_sub(1);
         }
-    }
-
-    /// Registers `len` bytes at `addr`, which work requests and peers name by addresses from `iova` on. That the
-    /// range is mapped is for the caller to check ([`crate::memory::Memory::populate`]).
-    pub fn reg_mr(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<MrInfo, VerbsError> {
-        self.alive()?;
-        room(self.keys.regions(), self.limits.max_mr)?;
-        let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if len == 0 || len > self.limits.max_mr_size || remote && !access.contains(Access::LOCAL_WRITE) {
-            return Err(VerbsError::Invalid);
-        }
-        if access.intersects(Access::ON_DEMAND | Access::FLUSH_PERSISTENT) {
-            return Err(VerbsError::NotSupported);
-        }
-        let region = Region::new(pd, addr, len, iova, access).ok_or(VerbsError::Invalid)?;
-        self.enter_pd(pd)?;
-        let key = self.new_key();
-        self.keys.insert_region(key, region);
-        Ok(MrInfo { lkey: key, rkey: key })
-    }
-
-    /// Ends a registration. Work that still names it fails. EBUSY while memory windows are bound to it.
-    pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        let region = self.keys.remove_region(lkey)?;
-        self.leave_pd(region.pd);
-        Ok(())
-    }
-
-    /// Makes a memory window; gives its first key, which opens nothing until the window is bound.
-    pub fn alloc_mw(&mut self, pd: PdId, mw_type: MwType) -> Result<(MwId, u32), VerbsError> {
-        room(self.keys.windows(), self.limits.max_mw)?;
-        self.enter_pd(pd)?;
-        let key = self.new_key();
-        self.keys.insert_window(Window::new(pd, mw_type, key));
-        Ok((MwId(index(key)), key))
-    }
-
-    /// Ends a memory window, bound or not.
-    pub fn dealloc_mw(&mut self, window: MwId) -> Result<(), VerbsError> {
-        let window = self.keys.remove_window(window.0)?;
-        self.leave_pd(window.pd);
-        Ok(())
     }
 
     /// Makes a completion queue for `capacity` completions; `notify` is called when it is armed.

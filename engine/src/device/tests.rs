@@ -113,23 +113,104 @@ fn limits_are_enforced() {
 fn regions_that_are_refused() {
     let mut dev = device(Limits::default());
     let pd = dev.alloc_pd().unwrap();
-    assert_eq!(
-        dev.reg_mr(pd, 0, 0, 0, Access::LOCAL_WRITE),
-        Err(VerbsError::Invalid)
-    );
-    assert_eq!(
-        dev.reg_mr(pd, u64::MAX, 2, 0, Access::LOCAL_WRITE),
-        Err(VerbsError::Invalid)
-    );
-    assert_eq!(
-        dev.reg_mr(pd, 0, 8, 0, Access::REMOTE_WRITE),
-        Err(VerbsError::Invalid)
-    );
-    assert_eq!(
-        dev.reg_mr(pd, 0, 8, 0, Access::ON_DEMAND),
-        Err(VerbsError::NotSupported)
-    );
+    let too_long = dev.limits().max_mr_size + 1;
+    let (write, all) = (Access::LOCAL_WRITE, u64::MAX);
+    use VerbsError::{Invalid, NotSupported};
+    for (addr, len, iova, access, error) in [
+        (all, 2, 0, write, Invalid),
+        (0, 2, all, write, Invalid),
+        (0, too_long, 0, write, Invalid),
+        (0, all, 0, write, Invalid),
+        (4096, all, 0, write | Access::ON_DEMAND, Invalid),
+        (0, all, 4096, write | Access::ON_DEMAND, Invalid),
+        (0, 8, 0, Access::REMOTE_WRITE, Invalid),
+        (0, 8, 0, Access::REMOTE_ATOMIC | Access::REMOTE_READ, Invalid),
+        (0, 8, 0, write | Access::FLUSH_PERSISTENT, NotSupported),
+    ] {
+        let refused = dev.reg_mr(pd, addr, len, iova, access);
+        assert_eq!(refused, Err(error), "{addr:#x} {len:#x} {iova:#x} {access:?}");
+    }
     assert_eq!(dev.dereg_mr(1), Err(VerbsError::NotFound));
+    let optional = Access::REMOTE_READ | Access::MW_BIND | Access::HUGETLB | Access::RELAXED_ORDERING;
+    for access in [optional, optional | Access::ON_DEMAND] {
+        let mr = dev.reg_mr(pd, 4096, 8, 4096, access).unwrap();
+        assert_eq!(dev.query_mr(mr.lkey), Ok((4096, 8, access)));
+    }
+}
+
+#[test]
+fn a_region_is_registered_again() {
+    let mut dev = device(Limits::default());
+    let (pd, other) = (dev.alloc_pd().unwrap(), dev.alloc_pd().unwrap());
+    let mr = dev.reg_mr(pd, 4096, 64, 0, Access::LOCAL_WRITE).unwrap();
+    let rereg = |dev: &mut Device, change: MrChange| dev.rereg_mr(mr.lkey, &change);
+    let nothing = MrChange::default();
+    let wrong = [
+        MrChange {
+            access: Some(Access::REMOTE_WRITE),
+            ..nothing
+        },
+        MrChange {
+            translation: Some((u64::MAX, 2, 0)),
+            ..nothing
+        },
+        MrChange {
+            pd: Some(PdId(99)),
+            ..nothing
+        },
+    ];
+    for change in wrong {
+        assert_eq!(rereg(&mut dev, change), Err(VerbsError::Invalid));
+        assert_eq!(dev.query_mr(mr.lkey), Ok((4096, 64, Access::LOCAL_WRITE)));
+    }
+    let moved = MrChange {
+        translation: Some((8192, 128, 8192)),
+        pd: Some(other),
+        access: Some(Access::REMOTE_READ),
+    };
+    rereg(&mut dev, moved).unwrap();
+    assert_eq!(dev.query_mr(mr.lkey), Ok((8192, 128, Access::REMOTE_READ)));
+    dev.dealloc_pd(pd).unwrap();
+    assert_eq!(dev.dealloc_pd(other), Err(VerbsError::Busy));
+    assert_eq!(dev.rereg_mr(mr.lkey ^ 1, &nothing), Err(VerbsError::NotFound));
+    dev.dereg_mr(mr.lkey).unwrap();
+    assert_eq!(rereg(&mut dev, nothing), Err(VerbsError::NotFound));
+    dev.dealloc_pd(other).unwrap();
+}
+
+#[test]
+fn what_can_be_paged_in() {
+    let mut dev = device(Limits::default());
+    let (pd, other) = (dev.alloc_pd().unwrap(), dev.alloc_pd().unwrap());
+    let entry = |lkey, addr, length| Sge { addr, length, lkey };
+    let plain = dev.reg_mr(pd, 4096, 64, 4096, Access::LOCAL_WRITE).unwrap().lkey;
+    let demand = Access::ON_DEMAND;
+    let read_only = dev.reg_mr(pd, 4096, 64, 0x10_0000, demand).unwrap().lkey;
+    let writable = dev
+        .reg_mr(pd, 0, u64::MAX, 0, demand | Access::LOCAL_WRITE)
+        .unwrap()
+        .lkey;
+    let pageable = |pd, lkey, addr, length, write| dev.pageable(pd, &entry(lkey, addr, length), write);
+    assert_eq!(pageable(pd, read_only, 0x10_0008, 56, false), Ok(4104));
+    assert_eq!(
+        pageable(pd, read_only, 0x10_0008, 57, false),
+        Err(VerbsError::Fault)
+    );
+    assert_eq!(pageable(pd, read_only, 4096, 8, false), Err(VerbsError::Fault));
+    assert_eq!(
+        pageable(pd, read_only, 0x10_0000, 8, true),
+        Err(VerbsError::NotPermitted)
+    );
+    assert_eq!(
+        pageable(other, read_only, 0x10_0000, 8, false),
+        Err(VerbsError::NotPermitted)
+    );
+    assert_eq!(pageable(pd, writable, 1 << 50, 8, true), Ok(1 << 50));
+    assert_eq!(pageable(pd, plain, 4096, 8, false), Err(VerbsError::NotFound));
+    assert_eq!(
+        pageable(pd, writable ^ 1, 4096, 8, false),
+        Err(VerbsError::NotFound)
+    );
 }
 
 #[test]

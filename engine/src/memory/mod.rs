@@ -1,5 +1,6 @@
 //! Memory that work requests and remote keys name: how it is reached, and (in `keys`) who may.
 
+pub mod device;
 pub(crate) mod keys;
 pub mod process;
 pub mod sim;

@@ -62,12 +62,13 @@ impl Memory for ProcessMemory {
         unsafe { access::atomic(addr as *mut u64, op) }.ok_or(Fault { addr })
     }
 
-    /// Also looks whether the program has replaced the signal handlers since, and puts ours in front again.
+    /// Also looks whether the program has replaced the signal handlers since, and puts ours in front again: even if no
+    /// byte is to be faulted in.
     fn populate(&self, addr: u64, len: u64, writable: bool) -> Result<(), Fault> {
+        ensure_handlers().map_err(|_| Fault { addr })?;
         if len == 0 {
             return Ok(());
         }
-        ensure_handlers().map_err(|_| Fault { addr })?;
         let page = page_size();
         let end = addr.checked_add(len - 1).ok_or(Fault { addr })? | (page - 1);
         let start = addr & !(page - 1);

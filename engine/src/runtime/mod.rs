@@ -23,14 +23,15 @@ use ferroce_wire::mtu::PathMtu;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
-use crate::device::{Acks, Device, DeviceConfig, Limits};
+use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
 use crate::link::udp::{self, UdpLink};
 use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
+use crate::memory::device::DeviceMemory;
 use crate::memory::process::ProcessMemory;
 use crate::queue::Cq;
 use crate::time::Time;
-use crate::verbs::{Access, AsyncEvent, VerbsError};
+use crate::verbs::{Access, Advice, AsyncEvent, Sge, VerbsError};
 
 use self::core::Core;
 pub use self::guest::Guest;
@@ -81,6 +82,7 @@ struct Shared {
     lease: Lease,
     info: RwLock<Arc<DeviceInfo>>,
     memory: Arc<ProcessMemory>,
+    device_memory: DeviceMemory,
     limits: Limits,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     next_subscriber: AtomicU64,
@@ -137,6 +139,7 @@ impl Engine {
             lease,
             info: RwLock::new(info),
             memory,
+            device_memory: DeviceMemory::new(limits.max_dm_size),
             limits,
             subscribers: Mutex::default(),
             next_subscriber: AtomicU64::new(0),
@@ -162,6 +165,11 @@ impl Engine {
     /// What the device can do at most.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits
+    }
+
+    /// The device memory that this process has left. A forked child has what it was at the fork.
+    pub fn device_memory(&self) -> &DeviceMemory {
+        &self.shared.device_memory
     }
 
     /// The slot leased: the high 8 bits of this process's QPNs.
@@ -232,9 +240,36 @@ impl Engine {
         })
     }
 
-    /// Checks that memory to be registered is mapped with the access wanted, and faults it in.
+    /// Checks that memory to be registered is mapped with the access wanted, and faults it in: not that of
+    /// [`Access::ON_DEMAND`], which is paged in when it is used.
     pub fn populate(&self, addr: u64, len: u64, access: Access) -> Result<(), VerbsError> {
-        let writable = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let now = if access.contains(Access::ON_DEMAND) {
+            0
+        } else {
+            len
+        };
+        self.page_in(addr, now, access.intersects(Access::WRITABLE))
+    }
+
+    /// Pages in what work requests of `pd` will use. The errors are those of [`Device::pageable`], and EFAULT for what
+    /// is not mapped, or not for writing where that is wanted.
+    pub fn advise(&self, pd: PdId, advice: Advice, sges: &[Sge]) -> Result<(), VerbsError> {
+        let writable = advice == Advice::PrefetchWrite;
+        let pageable = |session: &Session<'_>| {
+            let addr = |sge: &Sge| Ok((session.pageable(pd, sge, writable)?, sge.length.into()));
+            sges.iter().map(addr).collect::<Result<Vec<_>, _>>()
+        };
+        let ranges = pageable(&self.lock()?)?;
+        if advice == Advice::PrefetchNoFault {
+            // What is there is there for the engine too.
+            return Ok(());
+        }
+        ranges
+            .into_iter()
+            .try_for_each(|(addr, len)| self.page_in(addr, len, writable))
+    }
+
+    fn page_in(&self, addr: u64, len: u64, writable: bool) -> Result<(), VerbsError> {
         self.shared
             .memory
             .populate(addr, len, writable)

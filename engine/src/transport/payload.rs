@@ -1,6 +1,6 @@
 //! Payload between packets and the memory that scatter/gather lists name.
 
-use crate::memory::keys::KeyTable;
+use crate::memory::keys::{KeyTable, Spot};
 use crate::memory::{Fault, Memory};
 use crate::verbs::{Access, Sge};
 
@@ -58,8 +58,10 @@ impl Domain<'_> {
             }
             let len = ((sge.length - skip) as usize).min(out.len());
             let (part, rest) = out.split_at_mut(len);
-            let addr = self.local(sge, skip, len, Access::empty())?;
-            self.memory.read(addr, part)?;
+            match self.local(sge, skip, len, Access::empty())? {
+                Spot::At(addr) => self.memory.read(addr, part)?,
+                Spot::Nowhere => part.fill(0),
+            }
             (skip, out) = (0, rest);
         }
         if out.is_empty() {
@@ -84,16 +86,17 @@ impl Domain<'_> {
                 continue;
             }
             let (part, rest) = data.split_at(room.min(data.len()));
-            let addr = self.local(sge, cursor.offset, part.len(), Access::LOCAL_WRITE)?;
-            self.memory.write(addr, part)?;
+            if let Spot::At(addr) = self.local(sge, cursor.offset, part.len(), Access::LOCAL_WRITE)? {
+                self.memory.write(addr, part)?;
+            }
             cursor.offset += part.len() as u32;
             data = rest;
         }
         Ok(())
     }
 
-    /// The process address of a part of an entry.
-    fn local(&self, sge: &Sge, offset: u32, len: usize, rights: Access) -> Result<u64, Fault> {
+    /// Where a part of an entry lies.
+    fn local(&self, sge: &Sge, offset: u32, len: usize, rights: Access) -> Result<Spot, Fault> {
         let fault = Fault { addr: sge.addr };
         let va = sge.addr.checked_add(u64::from(offset)).ok_or(fault)?;
         self.keys

@@ -6,6 +6,7 @@ mod pair;
 mod placement;
 mod rc;
 mod recovery;
+mod regions;
 mod states;
 mod uc;
 mod ud;

@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, MwId, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{
+    Acks, Device, DeviceConfig, Limits, MrChange, MwId, PdId, Progress, QpInit, SrqId,
+};
 use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
@@ -140,8 +142,8 @@ struct World {
     wire: Wire,
     now: Time,
     pd: PdId,
-    /// A region of everything, and one that is read only.
-    keys: [u32; 2],
+    /// A region of everything, one that is read only, and one without memory.
+    keys: [u32; 3],
     /// Windows of both types, with a key that they had; `None` when deallocated.
     windows: [Option<(MwId, u32)>; 4],
     cqs: [Arc<Cq>; 2],
@@ -185,6 +187,7 @@ impl World {
         let fixed = device
             .reg_mr(pd, BASE, LEN as u64, 0, Access::REMOTE_READ | Access::MW_BIND)
             .unwrap();
+        let null = device.alloc_null_mr(pd).unwrap();
         let capacity = if choice & 0x80 == 0 { 1024 } else { 5 };
         let cqs = [(); 2].map(|()| device.create_cq(capacity, 0, None).unwrap());
         let srq = device.create_srq(pd, SRQ_DEPTH, 2, 3).unwrap();
@@ -219,7 +222,7 @@ impl World {
             },
             now: Time::from_nanos(1),
             pd,
-            keys: [whole.lkey, fixed.lkey],
+            keys: [whole.lkey, fixed.lkey, null.lkey],
             windows,
             cqs,
             srq,
@@ -344,8 +347,11 @@ impl World {
                 let at = BASE + u64::from(script.u16());
                 self.memory.unmap(at, usize::from(script.u8()));
             }
-            29 if script.u8() & 1 == 0 => self.memory.map_all(),
-            29 => self.renew_window(script.u8()),
+            29 => match script.u8() & 3 {
+                0 | 2 => self.memory.map_all(),
+                1 => self.renew_window(script.u8()),
+                _ => self.register_again(script),
+            },
             30 => self.change_state(qp, script.u8()),
             _ => self.query(qp),
         }
@@ -366,6 +372,7 @@ impl World {
                 let lkey = match shape >> 4 {
                     0 => self.keys[1],
                     1 => script.u32(),
+                    2 => self.keys[2],
                     _ => self.keys[0],
                 };
                 Sge { addr, length, lkey }
@@ -612,6 +619,21 @@ impl World {
         while let Some(event) = self.device.take_event() {
             self.overrun |= matches!(event, AsyncEvent::CqError(_));
         }
+    }
+
+    /// Moves the first region, or changes what may be done there: if no window is bound to it.
+    fn register_again(&mut self, script: &mut Script<'_>) {
+        let choice = script.u8();
+        let start = u64::from(script.u16());
+        let all = Access::LOCAL_WRITE | Access::MW_BIND | Access::REMOTE_READ;
+        let write = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let change = MrChange {
+            translation: (choice & 1 == 0).then_some((BASE + start, LEN as u64 - start, BASE)),
+            pd: (choice & 2 == 0).then_some(self.pd),
+            access: (choice & 4 == 0).then_some(if choice & 8 == 0 { all | write } else { all }),
+        };
+        let done = self.device.rereg_mr(self.keys[0], &change);
+        assert!(matches!(done, Ok(()) | Err(VerbsError::Busy)), "{done:?}");
     }
 
     fn change_state(&mut self, qp: usize, choice: u8) {

@@ -9,7 +9,8 @@ use ferroce_engine::time::Time;
 use ferroce_engine::verbs::QpType;
 
 use crate::program::{
-    Connection, GRH_LEN, Hole, Kind, Message, NodeShape, Place, Program, Receive, Slot, Stream, mtu_bytes,
+    Connection, GRH_LEN, Hole, Kind, Message, NodeShape, Place, Program, Receive, Region, Slot, Stream,
+    mtu_bytes,
 };
 
 /// Packets of a whole program, so that a run stays short.
@@ -228,6 +229,11 @@ fn node(r: &mut Prng, srq: bool) -> NodeShape {
         events: one_in(r, 4),
         one_cq: one_in(r, 2),
         srq,
+        region: match r.below(4) {
+            0 => Region::ZeroBased,
+            1 => Region::Everything,
+            _ => Region::Plain,
+        },
     }
 }
 

@@ -17,7 +17,7 @@ use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::harness::{Completion, QpLog};
 use crate::memory::{Arena, Buffer, Layout, content, initial_slot};
-use crate::program::{Kind, Message, Place, Program};
+use crate::program::{Kind, Message, Place, Program, Region};
 use crate::trace::{Traced, trace};
 
 /// The Q_Key of UD QPs.
@@ -60,6 +60,8 @@ pub struct Node {
     pd: PdId,
     lkey: u32,
     rkey: u32,
+    /// What the region's addresses begin with.
+    origin: u64,
     cqs: Vec<Arc<Cq>>,
     flag: Arc<AtomicBool>,
     srq: Option<SrqId>,
@@ -157,16 +159,14 @@ impl Node {
             window: Box::new(move |_| window),
         });
         let pd = ok("alloc_pd", device.alloc_pd())?;
-        let mr = ok(
-            "reg_mr",
-            device.reg_mr(
-                pd,
-                arena.base(),
-                arena.len as u64,
-                arena.base(),
-                Access::LOCAL_WRITE | REMOTE,
-            ),
-        )?;
+        let (base, len) = (arena.base(), arena.len as u64);
+        let (addr, len, kind) = match shape.region {
+            Region::Plain => (base, len, Access::empty()),
+            Region::ZeroBased => (base, len, Access::ZERO_BASED),
+            Region::Everything => (0, u64::MAX, Access::ON_DEMAND),
+        };
+        let access = Access::LOCAL_WRITE | REMOTE | kind;
+        let mr = ok("reg_mr", device.reg_mr(pd, addr, len, addr, access))?;
         for (connection, buffers) in buffers.iter_mut().enumerate() {
             let messages = &program.connections[connection].streams[side].messages;
             for (index, (buffer, message)) in buffers.sends.iter().zip(messages).enumerate() {
@@ -217,6 +217,11 @@ impl Node {
             pd,
             lkey: mr.lkey,
             rkey: mr.rkey,
+            origin: if shape.region == Region::ZeroBased {
+                base
+            } else {
+                0
+            },
             cqs,
             flag,
             srq,
@@ -267,7 +272,10 @@ impl Node {
 
     /// What the peer must know.
     pub fn export(&self) -> Export {
-        let slots = |buffers: &Buffers| buffers.slots.iter().map(|slot| slot.sges[0].addr).collect();
+        let slots = |buffers: &Buffers| {
+            let addr = |slot: &Buffer| slot.sges[0].addr - self.origin;
+            buffers.slots.iter().map(addr).collect()
+        };
         let connections = self
             .qps
             .iter()
@@ -584,7 +592,7 @@ impl Node {
                 let index = self.qps[i].receives_posted;
                 let wr = RecvWr {
                     wr_id: RECEIVE | wr_id(i, index),
-                    sges: &self.buffers[i].receives[index].sges,
+                    sges: &self.named(&self.buffers[i].receives[index]),
                 };
                 match self.srq {
                     Some(srq) => ok("post_srq_recv", self.device.post_srq_recv(srq, &wr))?,
@@ -599,6 +607,12 @@ impl Node {
                 }
                 let index = self.qps[i].sends_posted;
                 let buffer = &self.buffers[i].sends[index];
+                // Inline data is copied at once, from the program's own addresses.
+                let sges = if message.inline {
+                    buffer.sges.clone()
+                } else {
+                    self.named(buffer)
+                };
                 let mut flags = SendFlags::empty();
                 flags.set(SendFlags::SIGNALED, message.signaled);
                 flags.set(SendFlags::SOLICITED, message.solicited);
@@ -608,7 +622,7 @@ impl Node {
                     wr_id: wr_id(i, index),
                     operation: self.operation(i, message),
                     flags,
-                    sges: &buffer.sges,
+                    sges: &sges,
                     ud: self.destination(program, i),
                     ..SendWr::default()
                 };
@@ -627,6 +641,15 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// A buffer as work requests name it.
+    fn named(&self, buffer: &Buffer) -> Vec<Sge> {
+        let named = |sge: &Sge| Sge {
+            addr: sge.addr - self.origin,
+            ..*sge
+        };
+        buffer.sges.iter().map(named).collect()
     }
 
     /// The operation of a message.

@@ -71,6 +71,19 @@ pub struct NodeShape {
     pub one_cq: bool,
     /// One shared receive queue for all QPs.
     pub srq: bool,
+    /// How the memory is registered.
+    pub region: Region,
+}
+
+/// The region of a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Region {
+    /// The memory, by its addresses.
+    Plain,
+    /// The memory, by offsets.
+    ZeroBased,
+    /// All addresses, paged on demand.
+    Everything,
 }
 
 /// A pair of QPs, one at each node.

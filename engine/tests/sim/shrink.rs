@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferroce_engine::link::random::Probability;
 
-use crate::program::{Hole, Kind, Message, Place, Program, mtu_bytes};
+use crate::program::{Hole, Kind, Message, Place, Program, Region, mtu_bytes};
 
 impl Program {
     /// Programs that are simpler than this one in one respect, boldest first.
@@ -49,6 +49,7 @@ impl Program {
             variant(&mut |p| p.conditions[side].jitter = Duration::ZERO);
             variant(&mut |p| p.nodes[side].nap = 0);
             variant(&mut |p| p.nodes[side].srq = false);
+            variant(&mut |p| p.nodes[side].region = Region::Plain);
             variant(&mut |p| p.nodes[side].events = false);
             variant(&mut |p| p.nodes[side].one_cq = true);
             variant(&mut |p| p.nodes[side].tx_room = (256, 1024));

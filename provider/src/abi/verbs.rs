@@ -255,6 +255,63 @@ pub struct ibv_mw_bind {
 }
 
 #[repr(C)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
+/// Allocates `size` bytes for a resource of a type; the result may be [`IBV_ALLOCATOR_USE_DEFAULT`].
+pub type ibv_alloc_fn =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, resource_type: u64) -> *mut c_void;
+pub type ibv_free_fn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, resource_type: u64);
+
+pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+
+#[repr(C)]
+pub struct ibv_parent_domain_init_attr {
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    pub comp_mask: u32,
+    pub alloc: Option<ibv_alloc_fn>,
+    pub free: Option<ibv_free_fn>,
+    pub pd_context: *mut c_void,
+}
+
+#[repr(C)]
+pub struct ibv_alloc_dm_attr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+pub struct ibv_dm {
+    pub context: *mut ibv_context,
+    pub memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+    pub memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
+/// Exists since rdma-core 59. Libraries that know a member at the end have taken it out of `comp_mask` before it
+/// reaches a provider.
+#[repr(C)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut c_void,
+}
+
+#[repr(C)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,

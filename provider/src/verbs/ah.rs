@@ -1,13 +1,13 @@
 //! Address handles: an address vector, resolved when it is made.
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
 
 use ferroce_engine::link::Path;
 use ferroce_engine::verbs::VerbsError;
 
 use super::context::{Context, PORT};
 use super::pd::Pd;
+use super::uses::Use;
 use super::{make, next_handle, verb};
 use crate::abi::verbs::{ibv_ah, ibv_ah_attr, ibv_global_route, ibv_pd};
 
@@ -16,6 +16,7 @@ use crate::abi::verbs::{ibv_ah, ibv_ah_attr, ibv_global_route, ibv_pd};
 pub struct Ah {
     public: ibv_ah,
     path: Path,
+    _domain: Use,
 }
 
 impl Ah {
@@ -101,18 +102,16 @@ pub(super) unsafe extern "C" fn create_ah(public: *mut ibv_pd, attr: *mut ibv_ah
                 handle: next_handle(),
             },
             path,
+            _domain: pd.enter(),
         };
-        pd.handles.fetch_add(1, Ordering::Relaxed);
         Ok(Box::into_raw(Box::new(ah)).cast())
     })
 }
 
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     verb(|| {
-        // SAFETY: `create_ah` made it, the program destroys it once, and its PD lives as long as it.
-        let (ah, pd) = unsafe { (Box::from_raw(ah.cast::<Ah>()), Pd::of((*ah).pd)) };
-        pd.handles.fetch_sub(1, Ordering::Relaxed);
-        drop(ah);
+        // SAFETY: `create_ah` made it, and the program destroys it once.
+        drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
         Ok(())
     })
 }

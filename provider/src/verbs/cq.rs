@@ -11,6 +11,9 @@ use ferroce_engine::verbs::{VerbsError, Wc};
 use super::context::{Channel, Context};
 use super::cq_ex::Cursor;
 use super::events::{Acknowledged, Object, Public};
+use super::pd::Pd;
+use super::place::{self, Place, Resource};
+use super::uses::Use;
 use super::{make, next_handle, verb};
 use crate::abi::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc};
 use crate::guard::guard;
@@ -31,6 +34,7 @@ pub struct Cq {
     events: Option<Arc<CompletionEvents>>,
     /// What the functions of `ibv_cq_ex` read.
     pub(super) cursor: Cursor,
+    _domain: Option<Use>,
 }
 
 /// The completion events of a CQ.
@@ -74,7 +78,7 @@ impl Cq {
             .ok_or(VerbsError::Invalid)
     }
 
-    /// Makes a CQ for `entries` completions.
+    /// Makes a CQ for `entries` completions, perhaps in a parent domain.
     ///
     /// # Safety
     /// `public` must be an open context of this provider, `channel` null or one of that context.
@@ -83,14 +87,15 @@ impl Cq {
         entries: u32,
         channel: *mut ibv_comp_channel,
         vector: u32,
-    ) -> Result<Box<Cq>, VerbsError> {
+        domain: Option<&Pd>,
+    ) -> Result<*mut Cq, VerbsError> {
         // SAFETY: as the caller says.
         let (context, vectors) = unsafe { (Context::of(public), (*public).num_comp_vectors) };
         if vector >= vectors as u32 {
             return Err(VerbsError::Invalid);
         }
-        let place = Box::<Cq>::new_uninit();
-        let address = place.as_ptr() as u64;
+        let place = Place::<Cq>::find(domain, Resource::Cq)?;
+        let address = place.address();
         // SAFETY: as the caller says.
         let events = match unsafe { channel.as_ref() } {
             None => None,
@@ -112,15 +117,17 @@ impl Cq {
             queue,
             events,
             cursor: Cursor::default(),
+            _domain: domain.map(Pd::enter),
         };
-        let cq = Box::write(place, cq);
+        let capacity = cq.queue.capacity();
+        let cq = place.put(cq);
         // SAFETY: nobody else has it yet. libibverbs sets the other fields.
         unsafe {
-            let base = &raw mut (*cq.public.get()).base;
+            let base = &raw mut (*(*cq).public.get()).base;
             (*base).context = public;
             (*base).channel = channel;
             (*base).handle = next_handle();
-            (*base).cqe = cq.queue.capacity() as c_int;
+            (*base).cqe = capacity as c_int;
         }
         Ok(cq)
     }
@@ -165,8 +172,8 @@ pub(super) unsafe extern "C" fn create_cq(
     make(|| {
         let number = |n: c_int| u32::try_from(n).map_err(|_| VerbsError::Invalid);
         // SAFETY: libibverbs passes an open context of this provider, and a channel of it or none.
-        let cq = unsafe { Cq::create(context, number(entries)?, channel, number(vector)?)? };
-        Ok(Box::into_raw(cq).cast())
+        let cq = unsafe { Cq::create(context, number(entries)?, channel, number(vector)?, None)? };
+        Ok(cq.cast())
     })
 }
 
@@ -221,7 +228,7 @@ pub(super) unsafe extern "C" fn destroy_cq(public: *mut ibv_cq) -> c_int {
             )
         };
         // SAFETY: `Cq::create` made it, and nobody uses it any more.
-        drop(unsafe { Box::from_raw(public.cast::<Cq>()) });
+        unsafe { place::remove(public.cast::<Cq>()) };
         Ok(())
     })
 }

@@ -9,13 +9,16 @@ use parking_lot::lock_api::RawMutex as _;
 
 use super::cq::Cq;
 use super::make;
+use super::pd::Pd;
 use crate::abi::verbs::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::guard::guard;
 
 /// `IBV_WC_STANDARD_FLAGS`, timestamps of both kinds, and flow tags, which are 0 where no flow has set one.
 const WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 9 | 1 << 11;
-/// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `_PD`.
-const COMP_MASK: u32 = 3;
+/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`.
+const WITH_FLAGS: u32 = 1;
+/// `IBV_CQ_INIT_ATTR_MASK_PD`.
+const WITH_PD: u32 = 1 << 1;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which asks for nothing.
 const SINGLE_THREADED: u32 = 1;
 /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
@@ -72,19 +75,33 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     make(|| {
         // SAFETY: the program passes attributes.
         let attr = unsafe { &*attr };
-        let flags = if attr.comp_mask & 1 == 0 { 0 } else { attr.flags };
+        let flags = if attr.comp_mask & WITH_FLAGS == 0 {
+            0
+        } else {
+            attr.flags
+        };
         let known = SINGLE_THREADED | IGNORE_OVERRUN;
-        if attr.wc_flags & !WC_FLAGS != 0 || attr.comp_mask & !COMP_MASK != 0 || flags & !known != 0 {
+        if attr.wc_flags & !WC_FLAGS != 0
+            || attr.comp_mask & !(WITH_FLAGS | WITH_PD) != 0
+            || flags & !known != 0
+        {
             return Err(VerbsError::NotSupported);
         }
+        let domain = if attr.comp_mask & WITH_PD == 0 {
+            None
+        } else {
+            // SAFETY: the program passes a PD of this provider.
+            Some(unsafe { Pd::parent_domain(attr.parent_domain)? })
+        };
         // SAFETY: libibverbs passes an open context of this provider, the program a channel of it or none.
-        let cq = unsafe { Cq::create(context, attr.cqe, attr.channel, attr.comp_vector)? };
+        let cq = unsafe { Cq::create(context, attr.cqe, attr.channel, attr.comp_vector, domain)? };
         if flags & IGNORE_OVERRUN != 0 {
-            cq.queue.ignore_overrun();
+            // SAFETY: nobody else has it yet.
+            unsafe { (*cq).queue.ignore_overrun() };
         }
         // SAFETY: nobody else has it yet.
         unsafe {
-            let public = cq.public.get();
+            let public = (*cq).public.get();
             (*public).start_poll = Some(start_poll);
             (*public).next_poll = Some(next_poll);
             (*public).end_poll = Some(end_poll);
@@ -104,7 +121,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             (*public).read_tm_info = Some(read_tm_info);
             (*public).read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         }
-        Ok(Box::into_raw(cq).cast())
+        Ok(cq.cast())
     })
 }
 

@@ -1,10 +1,13 @@
 //! The verbs: one file per object. Each op is an `extern "C"` function that turns the C structures into the engine's
 //! vocabulary, and errors into what the op's callers expect.
 
+pub mod advise;
 pub mod ah;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;
+pub mod dm;
+pub mod dmabuf;
 pub mod driver;
 pub mod event_pipe;
 pub mod events;
@@ -12,12 +15,15 @@ pub mod mr;
 pub mod mw;
 pub mod ops;
 pub mod pd;
+pub mod place;
 pub mod post;
 pub mod qp;
 pub mod qp_attr;
 pub mod qp_ex;
 pub mod query;
 pub mod srq;
+pub mod td;
+pub mod uses;
 pub mod xrcd;
 
 use std::ffi::c_int;

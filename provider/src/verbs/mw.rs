@@ -1,13 +1,16 @@
 //! Memory windows.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use ferroce_engine::device::MwId;
 use ferroce_engine::verbs::{Access, MwBind, MwType, Operation, SendFlags, SendWr, VerbsError};
 
+use super::context::Context;
 use super::mr::{OPTIONAL, ORDINARY};
 use super::pd::Pd;
 use super::qp::Qp;
+use super::uses::Use;
 use super::{make, verb};
 use crate::abi::private::verbs_mr;
 use crate::abi::verbs::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
@@ -16,8 +19,10 @@ use crate::abi::verbs::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
 #[repr(C)]
 struct Mw {
     public: ibv_mw,
+    context: Arc<Context>,
     /// Its name in the engine.
     id: MwId,
+    _domain: Use,
 }
 
 /// What may be asked of a window: local access is no matter of windows, and is let pass, as by the kernel's drivers.
@@ -35,14 +40,15 @@ pub(super) unsafe extern "C" fn alloc_mw(public: *mut ibv_pd, mw_type: u32) -> *
         let (id, rkey) = pd.context.engine.lock()?.alloc_mw(pd.id, kind)?;
         let mw = Mw {
             public: ibv_mw {
-                // SAFETY: a PD has its context.
-                context: unsafe { (*public).context },
+                context: pd.public_context(),
                 pd: public,
                 rkey,
                 handle: rkey >> 8,
                 mw_type,
             },
+            context: pd.context.clone(),
             id,
+            _domain: pd.enter(),
         };
         Ok(Box::into_raw(Box::new(mw)).cast())
     })
@@ -50,9 +56,9 @@ pub(super) unsafe extern "C" fn alloc_mw(public: *mut ibv_pd, mw_type: u32) -> *
 
 pub(super) unsafe extern "C" fn dealloc_mw(public: *mut ibv_mw) -> c_int {
     verb(|| {
-        // SAFETY: the program passes a window of this provider, whose PD lives.
-        let (pd, mw) = unsafe { (Pd::of((*public).pd), &*public.cast::<Mw>()) };
-        pd.context.engine.lock()?.dealloc_mw(mw.id)?;
+        // SAFETY: the program passes a window of this provider.
+        let mw = unsafe { &*public.cast::<Mw>() };
+        mw.context.engine.lock()?.dealloc_mw(mw.id)?;
         // SAFETY: `alloc_mw` made it.
         drop(unsafe { Box::from_raw(public.cast::<Mw>()) });
         Ok(())

@@ -12,9 +12,11 @@ use super::context::Context;
 use super::cq::Cq;
 use super::events::{Acknowledged, Object, Public};
 use super::pd::Pd;
+use super::place::{self, Place, Resource};
 use super::qp_attr;
 use super::qp_ex::{self, Builder};
 use super::srq::Srq;
+use super::uses::Use;
 use super::xrcd::Xrcd;
 use super::{make, next_handle, verb};
 use crate::abi::private::VERBS_QP_EX;
@@ -49,6 +51,7 @@ pub struct Qp {
     xrcd: Option<XrcdId>,
     /// What the functions of `ibv_qp_ex` build, if it has them.
     pub(super) builder: Builder,
+    _domain: Option<Use>,
 }
 
 impl Qp {
@@ -96,9 +99,12 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
     // SAFETY: as the caller says.
     let context = unsafe { Context::of(wanted.context) };
     // SAFETY: as the caller says.
+    let pd = sends.then(|| unsafe { Pd::named(public.pd) }).transpose()?;
+    let place = Place::find(pd, Resource::Qp)?;
+    // SAFETY: as the caller says.
     let init = unsafe {
         QpInit {
-            pd: sends.then(|| Pd::id(public.pd)).transpose()?,
+            pd: pd.map(|pd| pd.id),
             qp_type,
             cap: cap_of(&attr.cap),
             send_cq: sends.then(|| Cq::queue(public.send_cq, &context)).transpose()?,
@@ -117,6 +123,8 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
     let (qpn, cap) = context.engine.lock()?.create_qp(init)?;
     attr.cap = exported_cap(&cap);
     let qp = Made {
+        place,
+        domain: pd.map(Pd::enter),
         context,
         public_context: wanted.context,
         qp_context: attr.qp_context,
@@ -140,6 +148,8 @@ struct Named {
 
 /// A QP of the engine, for which the program has no handle yet.
 struct Made {
+    place: Place<Qp>,
+    domain: Option<Use>,
     context: Arc<Context>,
     public_context: *mut ibv_context,
     qp_context: *mut c_void,
@@ -155,7 +165,10 @@ impl Made {
     /// The handle.
     fn export(self) -> *mut ibv_qp {
         let abi = self.context.abi;
-        let qp = Box::new(Qp {
+        self.context
+            .objects
+            .insert(Object::Qp(self.qpn), self.place.address());
+        let qp = self.place.put(Qp {
             // SAFETY: zeros are null pointers and numbers.
             public: unsafe { Public::zeroed() },
             context: self.context,
@@ -163,11 +176,12 @@ impl Made {
             cap: self.cap,
             xrcd: self.xrcd,
             builder: Builder::default(),
+            _domain: self.domain,
         });
-        let public = qp.public.get().cast::<ibv_qp>();
         // SAFETY: nobody else has it yet, and the structure of every release fits. A mutex and a condition variable of
         // zeros are initialised ones; some releases initialise them again.
         unsafe {
+            let public = (*qp).public.get().cast::<ibv_qp>();
             if self.extended {
                 let functions = &raw const qp_ex::FUNCTIONS;
                 ptr::copy_nonoverlapping(functions.cast::<u8>(), public.cast::<u8>(), abi.qp_ex);
@@ -183,8 +197,7 @@ impl Made {
             (*public).qp_num = self.qpn;
             (*public).qp_type = self.qp_type as u32;
         }
-        qp.context.objects.insert(Object::Qp(self.qpn), public as u64);
-        Box::into_raw(qp).cast()
+        qp.cast()
     }
 }
 
@@ -288,6 +301,7 @@ pub(super) unsafe extern "C" fn open_qp(
         }
         // SAFETY: the program passes a domain of this provider, libibverbs an open context.
         let (xrcd, context) = unsafe { (Xrcd::of(attr.xrcd)?.id, Context::of(public_context)) };
+        let place = Place::find(None, Resource::Qp)?;
         let (qpn, now) = (attr.qp_num, {
             let mut session = context.engine.lock()?;
             session.open_qp(xrcd, attr.qp_num)?;
@@ -300,6 +314,8 @@ pub(super) unsafe extern "C" fn open_qp(
             srq: ptr::null_mut(),
         };
         let qp = Made {
+            place,
+            domain: None,
             context,
             public_context,
             qp_context: match attr.comp_mask & OPEN_CONTEXT {
@@ -377,7 +393,7 @@ pub(super) unsafe extern "C" fn destroy_qp(public: *mut ibv_qp) -> c_int {
                 .forget(Object::Qp(qp.qpn), public as u64, Acknowledged::of_qp(public))
         };
         // SAFETY: `create` made it, and nobody uses it any more.
-        drop(unsafe { Box::from_raw(public.cast::<Qp>()) });
+        unsafe { place::remove(public.cast::<Qp>()) };
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ use ferroce_wire::PathMtu;
 use super::context::{Context, PORT};
 use super::verb;
 use crate::abi::verbs::{
-    ibv_context, ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr,
+    ibv_context, ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_port_attr,
     ibv_query_device_ex_input, ibv_values_ex,
 };
 
@@ -34,6 +34,29 @@ const ACK_DELAY: u8 = 15;
 const CLOCK_KHZ: u64 = 1_000_000;
 /// `IBV_VALUES_MASK_RAW_CLOCK`.
 const RAW_CLOCK: u32 = 1;
+
+/// Bits of `enum ibv_odp_transport_cap_bits`. A page that is not there is faulted in by whatever reaches for it, so that
+/// each transport can do with it all that it can do.
+const ODP_SEND: u32 = 1;
+const ODP_RECV: u32 = 1 << 1;
+const ODP_WRITE: u32 = 1 << 2;
+const ODP_READ: u32 = 1 << 3;
+const ODP_ATOMIC: u32 = 1 << 4;
+const ODP_SRQ_RECV: u32 = 1 << 5;
+const ODP_FLUSH: u32 = 1 << 6;
+const ODP_ATOMIC_WRITE: u32 = 1 << 7;
+/// What reliable connections do, but for receives of their own.
+const ODP_RELIABLE: u32 =
+    ODP_SEND | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV | ODP_FLUSH | ODP_ATOMIC_WRITE;
+/// `IBV_ODP_SUPPORT` and `IBV_ODP_SUPPORT_IMPLICIT`, and what can be done by transport.
+const ON_DEMAND_PAGING: ibv_odp_caps = ibv_odp_caps {
+    general_caps: 3,
+    rc_odp_caps: ODP_RELIABLE | ODP_RECV,
+    uc_odp_caps: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
+    ud_odp_caps: ODP_SEND | ODP_RECV | ODP_SRQ_RECV,
+};
+/// The same for XRC, where all receives are of shared queues.
+const XRC_ON_DEMAND_PAGING: u32 = ODP_RELIABLE;
 
 /// A limit as the program sees it.
 fn number(limit: u32) -> c_int {
@@ -75,6 +98,9 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     ex.completion_timestamp_mask = u64::MAX;
     ex.hca_core_clock = CLOCK_KHZ;
     ex.device_cap_flags_ex = u64::from(CAPABILITIES) | MORE_CAPABILITIES;
+    ex.max_dm_size = limits.max_dm_size;
+    ex.odp_caps = ON_DEMAND_PAGING;
+    ex.xrc_odp_caps = XRC_ON_DEMAND_PAGING;
     ex.phys_port_cnt_ex = PORT;
     ex.cq_mod_caps = ibv_cq_moderation_caps {
         max_cq_count: u16::MAX,

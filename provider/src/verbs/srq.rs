@@ -10,6 +10,8 @@ use super::context::Context;
 use super::cq::Cq;
 use super::events::{Acknowledged, Object, Public};
 use super::pd::Pd;
+use super::place::{self, Place, Resource};
+use super::uses::Use;
 use super::xrcd::Xrcd;
 use super::{make, next_handle, verb};
 use crate::abi::verbs::{
@@ -37,6 +39,7 @@ pub struct Srq {
     public: Public<ibv_srq>,
     pub(super) context: Arc<Context>,
     pub(super) id: SrqId,
+    _domain: Use,
 }
 
 impl Srq {
@@ -75,28 +78,30 @@ unsafe fn create(
     // SAFETY: as the caller says.
     let (pd, public_context) = unsafe { (Pd::of(public_pd), (*public_pd).context) };
     let context = pd.context.clone();
+    let place = Place::<Srq>::find(Some(pd), Resource::Srq)?;
     let (id, granted) = {
         let mut session = context.engine.lock()?;
         let id = make(&mut session, pd.id, attr)?;
         (id, session.query_srq(id)?)
     };
     (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
-    let srq = Box::new(Srq {
+    context.objects.insert(Object::Srq(id.0), place.address());
+    let srq = place.put(Srq {
         // SAFETY: zeros are null pointers, numbers, and an initialised mutex and condition variable.
         public: unsafe { Public::zeroed() },
         context,
         id,
+        _domain: pd.enter(),
     });
-    let public = srq.public.get();
     // SAFETY: nobody else has it yet.
     unsafe {
+        let public = (*srq).public.get();
         (*public).context = public_context;
         (*public).srq_context = srq_context;
         (*public).pd = public_pd;
         (*public).handle = next_handle();
     }
-    srq.context.objects.insert(Object::Srq(id.0), public as u64);
-    Ok(Box::into_raw(srq).cast())
+    Ok(srq.cast())
 }
 
 /// Makes an SRQ that QPs are made with. Its limit is not armed yet.
@@ -205,7 +210,7 @@ pub(super) unsafe extern "C" fn destroy_srq(public: *mut ibv_srq) -> c_int {
                 .forget(Object::Srq(srq.id.0), public as u64, Acknowledged::of_srq(public))
         };
         // SAFETY: `create` made it, and nobody uses it any more.
-        drop(unsafe { Box::from_raw(public.cast::<Srq>()) });
+        unsafe { place::remove(public.cast::<Srq>()) };
         Ok(())
     })
 }

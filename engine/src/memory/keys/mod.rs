@@ -21,6 +21,15 @@ const TAG: u32 = 0xff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Denied;
 
+/// Where the memory of a work request lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    /// At this address of the process.
+    At(u64),
+    /// Nowhere: it reads as zeros, and writes to it are lost.
+    Nowhere,
+}
+
 /// Which keys a QP and its peer may use: those of its PD, and windows that were bound by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scope {
@@ -68,10 +77,20 @@ impl KeyTable {
         Ok(region)
     }
 
-    /// The process address of `len` bytes at `va` of a work request's region, if its PD is `pd` and it has all `rights`.
+    /// Changes a region: its keys stay. EBUSY while windows are bound to it, for they hold what they were bound to.
+    pub fn replace_region(&mut self, key: u32, region: Region) -> Result<(), VerbsError> {
+        let old = self.region_mut(key).map_err(|Denied| VerbsError::NotFound)?;
+        if old.windows > 0 {
+            return Err(VerbsError::Busy);
+        }
+        *old = region;
+        Ok(())
+    }
+
+    /// Where `len` bytes at `va` of a work request's region lie, if its PD is `pd` and it has all `rights`.
     #[inline]
-    pub fn local(&self, pd: PdId, lkey: u32, va: u64, len: u64, rights: Access) -> Result<u64, Denied> {
-        self.region(lkey)?.grant(pd, va, len, rights)
+    pub fn local(&self, pd: PdId, lkey: u32, va: u64, len: u64, rights: Access) -> Result<Spot, Denied> {
+        self.region(lkey)?.grant_local(pd, va, len, rights)
     }
 
     /// The process address of `len` bytes at `va` of what a peer names, if that lies in its scope and has all `rights`.
@@ -93,7 +112,7 @@ impl KeyTable {
 
     /// The region of a key.
     #[inline]
-    fn region(&self, key: u32) -> Result<&Region, Denied> {
+    pub fn region(&self, key: u32) -> Result<&Region, Denied> {
         match self.regions.get(&index(key)) {
             Some((whole, region)) if *whole == key => Ok(region),
             _ => Err(Denied),
@@ -123,9 +142,9 @@ mod tests {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
         keys.insert_region(KEY, Region::new(PD, 0x1000, 0x100, 0x9_0000, access).unwrap());
         let local = |key, va, len, rights| {
-            let local = keys.local(PD, key, va, len, rights);
-            assert_eq!(keys.remote(Scope { pd: PD, qpn: 7 }, key, va, len, rights), local);
-            local
+            let remote = keys.remote(Scope { pd: PD, qpn: 7 }, key, va, len, rights);
+            assert_eq!(keys.local(PD, key, va, len, rights), remote.map(Spot::At));
+            remote
         };
         assert_eq!(local(KEY, 0x9_0000, 0x100, Access::LOCAL_WRITE), Ok(0x1000));
         assert_eq!(local(KEY, 0x9_00ff, 1, access), Ok(0x10ff));
@@ -152,6 +171,37 @@ mod tests {
         keys.insert_window(Window::new(PD, MwType::Type1, KEY ^ 0x100));
         assert!(!keys.is_free(KEY ^ 0x1ff));
         assert_eq!((keys.regions(), keys.windows()), (1, 1));
+    }
+
+    #[test]
+    fn a_null_region_is_for_work_requests_only() {
+        let mut keys = KeyTable::default();
+        keys.insert_region(KEY, Region::null(PD));
+        for va in [0, 7, 1 << 63, u64::MAX - 8] {
+            assert_eq!(keys.local(PD, KEY, va, 8, Access::LOCAL_WRITE), Ok(Spot::Nowhere));
+            for right in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+                assert_eq!(
+                    keys.remote(Scope { pd: PD, qpn: 7 }, KEY, va, 8, right),
+                    Err(Denied)
+                );
+            }
+        }
+        assert_eq!(keys.local(PdId(2), KEY, 0, 8, Access::empty()), Err(Denied));
+    }
+
+    #[test]
+    fn a_region_is_replaced_under_its_key() {
+        let mut keys = KeyTable::default();
+        keys.insert_region(KEY, Region::new(PD, 0x1000, 16, 0x1000, Access::empty()).unwrap());
+        let new = Region::new(PdId(2), 0x2000, 8, 0, Access::LOCAL_WRITE).unwrap();
+        assert_eq!(keys.replace_region(KEY + 1, new), Err(VerbsError::NotFound));
+        assert_eq!(keys.replace_region(KEY, new), Ok(()));
+        assert_eq!(keys.local(PD, KEY, 0x1000, 1, Access::empty()), Err(Denied));
+        assert_eq!(
+            keys.local(PdId(2), KEY, 4, 4, Access::LOCAL_WRITE),
+            Ok(Spot::At(0x2004))
+        );
+        assert_eq!(keys.regions(), 1);
     }
 
     #[test]

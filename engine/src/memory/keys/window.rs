@@ -303,6 +303,8 @@ mod tests {
         let mut keys = table(MwType::Type1, FULL);
         keys.bind(HERE, &bind()).unwrap();
         assert_eq!(keys.remove_region(REGION).unwrap_err(), VerbsError::Busy);
+        let other = Region::new(PD, 0, 1, 0, Access::empty()).unwrap();
+        assert_eq!(keys.replace_region(REGION, other), Err(VerbsError::Busy));
         let moved = MwBind {
             rkey: WINDOW + 2,
             addr: 0x9_0000,
