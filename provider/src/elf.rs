@@ -27,6 +27,8 @@ const DT_SYMTAB: i64 = 6;
 const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
+const DT_VERDEF: i64 = 0x6fff_fffc;
+const DT_VERDEFNUM: i64 = 0x6fff_fffd;
 
 /// An entry of the dynamic section.
 #[repr(C)]
@@ -41,6 +43,20 @@ struct Rela {
     offset: u64,
     info: u64,
     addend: i64,
+}
+
+/// A symbol version that the object defines (`Elf64_Verdef`); its first auxiliary entry has the name.
+#[repr(C)]
+struct VersionDefinition {
+    revision: u16,
+    flags: u16,
+    index: u16,
+    names: u16,
+    hash: u32,
+    /// Where the auxiliary entry is, in bytes from this entry.
+    name: u32,
+    /// Where the next definition is, in bytes from this entry.
+    next: u32,
 }
 
 /// A shared object (or the program) as the dynamic linker has loaded it.
@@ -88,6 +104,52 @@ pub fn loaded() -> Vec<Object> {
 }
 
 impl Object {
+    /// Where it is loaded, which no other loaded object shares.
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// The dynamic section: tags with their values.
+    fn dynamic(&self) -> impl Iterator<Item = (i64, u64)> {
+        let mut entry = self.dynamic as *const Dyn;
+        std::iter::from_fn(move || {
+            // SAFETY: the dynamic section is mapped and ends with DT_NULL, which is not passed.
+            let Dyn { tag, value } = unsafe { entry.read() };
+            if tag == 0 {
+                return None;
+            }
+            // SAFETY: as above.
+            entry = unsafe { entry.add(1) };
+            Some((tag, value))
+        })
+    }
+
+    /// Names of the symbol versions that it defines; the first is its own name.
+    pub fn versions(&self) -> Vec<String> {
+        let (mut strings, mut definition, mut count) = (0, 0, 0);
+        for (tag, value) in self.dynamic() {
+            match tag {
+                DT_STRTAB => strings = self.absolute(value),
+                DT_VERDEF => definition = self.absolute(value),
+                DT_VERDEFNUM => count = value as usize,
+                _ => {}
+            }
+        }
+        let mut names = Vec::new();
+        while names.len() < count && definition != 0 {
+            // SAFETY: the dynamic section says that there are so many definitions, each followed by its names, and
+            // names are NUL terminated strings of the table.
+            unsafe {
+                let VersionDefinition { name, next, .. } = (definition as *const VersionDefinition).read();
+                let offset = ((definition + name as usize) as *const u32).read();
+                let name = CStr::from_ptr((strings as *const c_char).add(offset as usize));
+                names.push(name.to_string_lossy().into_owned());
+                definition += next as usize;
+            }
+        }
+        names
+    }
+
     /// Makes the object's own calls of `symbol` go to `function`; gives the number of table entries changed.
     ///
     /// # Safety
@@ -95,12 +157,8 @@ impl Object {
     pub unsafe fn redirect(&self, symbol: &CStr, function: *const c_void) -> io::Result<usize> {
         let (mut symbols, mut strings) = (0, 0);
         let (mut plt, mut plt_size, mut rela, mut rela_size) = (0, 0, 0, 0);
-        let mut entry = self.dynamic as *const Dyn;
-        loop {
-            // SAFETY: the dynamic section is mapped and ends with DT_NULL.
-            let Dyn { tag, value } = unsafe { entry.read() };
+        for (tag, value) in self.dynamic() {
             match tag {
-                0 => break,
                 DT_SYMTAB => symbols = self.absolute(value),
                 DT_STRTAB => strings = self.absolute(value),
                 DT_JMPREL => plt = self.absolute(value),
@@ -109,8 +167,6 @@ impl Object {
                 DT_RELASZ => rela_size = value as usize,
                 _ => {}
             }
-            // SAFETY: DT_NULL was not met yet.
-            entry = unsafe { entry.add(1) };
         }
         let mut changed = 0;
         for (table, size) in [(plt, plt_size), (rela, rela_size)] {
@@ -188,6 +244,17 @@ mod tests {
                 .iter()
                 .any(|object| object.path.to_string_lossy().contains("libc.so"))
         );
+    }
+
+    #[test]
+    fn versions_of_the_c_library() {
+        let objects = loaded();
+        let libc = objects.iter().find(|it| it.path.ends_with("libc.so.6")).unwrap();
+        let versions = libc.versions();
+        assert_eq!(versions[0], "libc.so.6");
+        assert!(versions.iter().any(|it| it == "GLIBC_2.17"), "{versions:?}");
+        let program = objects.iter().find(|it| it.path.as_os_str().is_empty()).unwrap();
+        assert!(program.versions().is_empty());
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) fn say(message: fmt::Arguments<'_>) {
 
 /// Starts the log: what goes wrong within Ferroce, or what `FERROCE_LOG` asks for. The program's own output stays as
 /// it is otherwise.
+#[cfg_attr(test, allow(dead_code))]
 pub(crate) fn start_log() {
     let wanted = environment::variable(LOG_VARIABLE).and_then(|wanted| wanted.into_string().ok());
     let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or("warn")).unwrap_or_else(|error| {

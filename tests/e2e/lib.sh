@@ -106,7 +106,7 @@ nothing_left() {
 compile() {
     local flags=(-O1 -Wall -Wextra -o "$LOG_DIR/$1")
     [[ $1 != *.so ]] || flags+=(-shared -fPIC)
-    "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
+    "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -Wl,--as-needed -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
 }
 
 # program NAME COMMAND...: a case: the command, under ferroce run, ends with status 0.

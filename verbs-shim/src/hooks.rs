@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
+use std::ptr::null_mut;
 
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
 
-use crate::path;
 use crate::real::{Failure, Real, with_path};
+use crate::{listing, path};
 
 /// Runs when the library is loaded, before the program.
 #[used]
@@ -73,7 +74,6 @@ hooks! {
     fn freopen(@path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     fn freopen64(@path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
 
-    fn opendir(@path) -> *mut DIR;
     fn scandir(@path, list: Buffer, filter: Callback, compare: Callback) -> c_int;
     fn scandir64(@path, list: Buffer, filter: Callback, compare: Callback) -> c_int;
     fn scandirat(directory: c_int, @path, list: Buffer, filter: Callback, compare: Callback) -> c_int;
@@ -120,6 +120,25 @@ hooks! {
     fn listxattr(@path, list: *mut c_char, size: size_t) -> ssize_t;
     fn llistxattr(@path, list: *mut c_char, size: size_t) -> ssize_t;
     fn inotify_add_watch(descriptor: c_int, @path, mask: u32) -> c_int;
+}
+
+/// `opendir` of the C library, with the path redirected. libibverbs lists the devices by it.
+///
+/// # Safety
+/// As for the real function: the path must be zero-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut DIR {
+    static REAL: Real = Real::new(c"opendir");
+    let Some(address) = REAL.address() else {
+        return null_mut();
+    };
+    // SAFETY: the address is that of the C library's function of this name and type.
+    let function: unsafe extern "C" fn(*const c_char) -> *mut DIR = unsafe { transmute(address) };
+    // SAFETY: the caller says that the path is zero-terminated.
+    unsafe {
+        listing::about_to_open(path);
+        with_path(path, |path| function(path))
+    }
 }
 
 /// `nl_connect` of libnl: refuses RDMA's netlink protocol while there is a tree.

@@ -12,4 +12,6 @@ mod path;
 #[cfg(not(test))]
 mod hooks;
 #[cfg(not(test))]
+mod listing;
+#[cfg(not(test))]
 mod real;

@@ -39,10 +39,18 @@ pub fn is_ours(path: &[u8]) -> bool {
 }
 
 fn starts_with(path: &[u8], root: &[&[u8]]) -> bool {
-    let mut parts = path
-        .split(|byte| *byte == b'/')
-        .filter(|part| !part.is_empty() && *part != b".");
+    let mut parts = parts(path);
     root.iter().all(|wanted| parts.next() == Some(*wanted))
+}
+
+fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+}
+
+/// True for the directory that libibverbs reads to list the devices.
+pub fn is_device_list(path: &[u8]) -> bool {
+    path.first() == Some(&b'/') && parts(path).eq(ROOTS[1].iter().copied())
 }
 
 /// A path in the tree, zero-terminated.
@@ -93,6 +101,15 @@ mod tests {
         ] {
             assert!(!is_ours(other.as_bytes()), "{other}");
         }
+    }
+
+    #[test]
+    fn the_directory_of_the_devices() {
+        assert!(is_device_list(b"/sys/class/infiniband_verbs"));
+        assert!(is_device_list(b"//sys/class/infiniband_verbs/"));
+        assert!(!is_device_list(b"/sys/class/infiniband_verbs/uverbs0"));
+        assert!(!is_device_list(b"/sys/class/infiniband"));
+        assert!(!is_device_list(b"sys/class/infiniband_verbs"));
     }
 
     #[test]

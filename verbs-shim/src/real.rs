@@ -109,7 +109,7 @@ fn exists(path: *const c_char) -> bool {
     result == 0
 }
 
-fn errno() -> c_int {
+pub fn errno() -> c_int {
     // SAFETY: gives the address of this thread's own errno.
     unsafe { *libc::__errno_location() }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use ferroce_engine::environment;
 
-use super::private::verbs_device_ops;
-use super::verbs::ibv_device;
-use super::version::{Abi, NEWEST, OLDEST};
+use super::private::{VERBS_QP_EX, verbs_device_ops};
+use super::verbs::{ibv_device, ibv_qp, ibv_qp_ex};
+use super::version::{Abi, NEWEST, OLDEST, Traits};
 use crate::elf::Object;
 
 /// Environment variable that gives the release of a libibverbs whose file name does not.
@@ -30,9 +30,9 @@ pub enum LibraryError {
         /// Its release.
         release: u32,
     },
-    /// The file name has no release.
+    /// The file name has no release, and what it exports is not that of one that the tables describe.
     #[error(
-        "{} does not tell its release by its name (libibverbs.so.1.A.B): set {RELEASE_VARIABLE}=B, its release of rdma-core",
+        "{} tells its release neither by its name (libibverbs.so.1.A.B) nor by what it exports: set {RELEASE_VARIABLE}=B, its release of rdma-core",
         path.display()
     )]
     Unversioned {
@@ -80,27 +80,20 @@ pub struct Library {
     pub uninit_context: UninitContext,
 }
 
-/// Whether a loaded object is a libibverbs, by its file name (`libibverbs.so.1`, also with a hash as in wheels).
-pub fn is_libibverbs(object: &Object) -> bool {
-    let name = object
-        .path
-        .file_name()
-        .map(|name| name.as_bytes())
-        .unwrap_or_default();
-    name.starts_with(b"libibverbs") && name.windows(3).any(|w| w == b".so")
+/// The number of the private interface between a libibverbs and its providers; `None` if the object is none.
+///
+/// The symbol versions tell, as the file may have any name: wheels, for one, rename it.
+pub fn private_number(object: &Object) -> Option<u32> {
+    let versions = object.versions();
+    versions
+        .iter()
+        .find_map(|version| version.strip_prefix("IBVERBS_PRIVATE_")?.parse().ok())
 }
 
 impl Library {
-    /// Takes hold of a loaded libibverbs.
-    pub fn open(object: &Object) -> Result<Library, LibraryError> {
+    /// Takes hold of a loaded libibverbs whose private interface has this number.
+    pub fn open(object: &Object, private: u32) -> Result<Library, LibraryError> {
         let path = object.path.canonicalize().unwrap_or_else(|_| object.path.clone());
-        let stated = environment::variable(RELEASE_VARIABLE).and_then(|text| text.to_str()?.parse().ok());
-        let Some(release) = stated.or_else(|| release_of(&path)) else {
-            return Err(LibraryError::Unversioned { path });
-        };
-        let Some(abi) = Abi::of_release(release) else {
-            return Err(LibraryError::UnknownRelease { path, release });
-        };
         let Ok(name) = CString::new(object.path.as_os_str().as_bytes()) else {
             return Err(LibraryError::Unloadable { path });
         };
@@ -109,6 +102,21 @@ impl Library {
         if handle.is_null() {
             return Err(LibraryError::Unloadable { path });
         }
+        let stated = environment::variable(RELEASE_VARIABLE).and_then(|text| text.to_str()?.parse().ok());
+        // What is stated is meant for one library; the process may have others.
+        let stated =
+            stated.filter(|release| Abi::of_release(*release).is_none_or(|abi| abi.private == private));
+        let abi = match stated.or_else(|| release_of(&path)) {
+            Some(release) => Abi::of_release(release).ok_or_else(|| LibraryError::UnknownRelease {
+                path: path.clone(),
+                release,
+            })?,
+            // SAFETY: the handle is valid, and that of a libibverbs.
+            None => unsafe { traits(handle, private) }
+                .and_then(Abi::with_traits)
+                .ok_or_else(|| LibraryError::Unversioned { path: path.clone() })?,
+        };
+        let release = abi.release;
         let symbol = |symbol: &CStr| {
             // SAFETY: the handle is valid, and never closed.
             let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
@@ -140,6 +148,39 @@ impl Library {
             })
         }
     }
+}
+
+/// What the library shows of its release.
+///
+/// # Safety
+/// The handle must be valid, and that of a libibverbs.
+unsafe fn traits(handle: *mut c_void, private: u32) -> Option<Traits> {
+    type ToExtended = unsafe extern "C" fn(*mut ibv_qp) -> *mut ibv_qp_ex;
+    // SAFETY: the handle is valid.
+    let symbol = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
+    let to_extended = symbol(c"ibv_qp_to_qp_ex");
+    if to_extended.is_null() {
+        return None;
+    }
+    // SAFETY: the function has this type in every release that has it.
+    let to_extended = unsafe { std::mem::transmute::<*mut c_void, ToExtended>(to_extended) };
+    // It looks at one bit of the mask that follows the `ibv_qp_ex` in a QP. So a QP that has this bit there, and
+    // nothing else, tells where it looks.
+    let qp_ex = Abi::QP_EX.into_iter().find(|size| {
+        let mut qp = [0u64; 64];
+        let place = qp.as_mut_ptr().cast::<u8>();
+        // SAFETY: the place lies within the array, and is aligned as all sizes are multiples of 8. The function only
+        // reads, and no further than a mask may lie.
+        unsafe {
+            place.add(*size).cast::<u32>().write(VERBS_QP_EX);
+            !to_extended(place.cast()).is_null()
+        }
+    })?;
+    Some(Traits {
+        private,
+        qp_ex,
+        query_port_speed: !symbol(c"ibv_query_port_speed").is_null(),
+    })
 }
 
 /// The release in a file name: `44` of `libibverbs.so.1.14.44.0`.

@@ -22,7 +22,21 @@ pub struct Abi {
     pub port_attr: usize,
 }
 
+/// What a libibverbs shows of its release when its file name does not tell it.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits {
+    /// The number of its private interface.
+    pub private: u32,
+    /// Size of its `struct ibv_qp_ex`, in bytes.
+    pub qp_ex: usize,
+    /// Whether it exports `ibv_query_port_speed`, which came with 62.
+    pub query_port_speed: bool,
+}
+
 impl Abi {
+    /// Sizes that `struct ibv_qp_ex` has had, in bytes.
+    pub const QP_EX: [usize; 3] = [344, 352, 360];
+
     /// Size of `struct ibv_context`, in bytes; the same in every release.
     pub const IBV_CONTEXT: usize = 328;
 
@@ -50,6 +64,21 @@ impl Abi {
         })
     }
 
+    /// The interface of a library with these traits, if all known releases that have them agree in it.
+    ///
+    /// They need not agree in `ibv_port_attr`: the shorter one suits all, as libibverbs has set the rest to zero.
+    pub fn with_traits(traits: Traits) -> Option<Abi> {
+        let mut fitting = (OLDEST..=NEWEST).filter_map(Abi::of_release).filter(|abi| {
+            abi.private == traits.private
+                && abi.qp_ex == traits.qp_ex
+                && (abi.release >= 62) == traits.query_port_speed
+        });
+        let first = fitting.next()?;
+        fitting
+            .all(|abi| abi.verbs_context == first.verbs_context && abi.ops().eq(first.ops()))
+            .then_some(first)
+    }
+
     /// Names of the members of `struct verbs_context_ops`, in order.
     pub fn ops(&self) -> impl Iterator<Item = &'static str> {
         let release = self.release;
@@ -61,6 +90,11 @@ impl Abi {
     /// Offset of `struct ibv_context` in `struct verbs_context`, in bytes.
     pub fn ibv_context(&self) -> usize {
         self.verbs_context - Self::IBV_CONTEXT
+    }
+
+    /// Offset of `sz` in `struct verbs_context`, in bytes: there libibverbs states the size of the structure.
+    pub fn sz(&self) -> usize {
+        self.ibv_context() - size_of::<usize>()
     }
 }
 
@@ -200,6 +234,33 @@ mod tests {
         assert_eq!(Abi::of_release(OLDEST - 1), None);
         assert_eq!(Abi::of_release(NEWEST + 1), None);
         assert!((OLDEST..=NEWEST).all(|release| Abi::of_release(release).is_some()));
+    }
+
+    #[test]
+    fn traits_tell_every_release_or_one_like_it() {
+        for release in OLDEST..=NEWEST {
+            let abi = Abi::of_release(release).unwrap();
+            let found = Abi::with_traits(Traits {
+                private: abi.private,
+                qp_ex: abi.qp_ex,
+                query_port_speed: release >= 62,
+            })
+            .unwrap();
+            assert!(Abi::QP_EX.contains(&abi.qp_ex));
+            assert_eq!(found.verbs_context, abi.verbs_context, "release {release}");
+            assert!(found.ops().eq(abi.ops()), "release {release}");
+            assert!(found.port_attr <= abi.port_attr, "release {release}");
+        }
+        let unknown = |private, qp_ex, query_port_speed| {
+            Abi::with_traits(Traits {
+                private,
+                qp_ex,
+                query_port_speed,
+            })
+        };
+        assert_eq!(unknown(66, 360, true), None);
+        assert_eq!(unknown(65, 352, true), None);
+        assert_eq!(unknown(34, 360, true), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ferroce_engine::runtime::{Engine, Guest, SubscriptionId};
 use super::event_pipe::EventPipe;
 use super::events::Objects;
 use super::ops;
-use crate::abi::library::Library;
+use crate::abi::library::{Library, RELEASE_VARIABLE};
 use crate::abi::private::{AsyncRecord, CompletionRecord};
 use crate::abi::verbs::{ibv_context, ibv_device, ibv_gid_entry};
 use crate::abi::version::Abi;
@@ -80,6 +80,22 @@ impl Context {
         if verbs_context.is_null() {
             // SAFETY: the descriptor was made for libibverbs, which has not got it.
             unsafe { libc::close(async_fd) };
+            return ptr::null_mut();
+        }
+        // SAFETY: the place lies within the structure, and there libibverbs states its size.
+        let size = unsafe { verbs_context.byte_add(abi.sz()).cast::<usize>().read() };
+        if size != abi.verbs_context {
+            say(format_args!(
+                "{name} can't be opened: this libibverbs is not the rdma-core {} that it is taken for: set {RELEASE_VARIABLE} to its release",
+                abi.release
+            ));
+            // SAFETY: libibverbs made the structure with calloc and closes its own descriptor; the other one is ours.
+            unsafe {
+                (library.uninit_context)(verbs_context);
+                libc::free(verbs_context);
+                libc::close(async_fd);
+            }
+            set_errno(libc::ENOTSUP);
             return ptr::null_mut();
         }
         let context = Arc::new(Context {
