@@ -67,7 +67,8 @@ impl Cq {
     }
 }
 
-/// Makes a CQ that is polled in the extended way.
+/// Makes a CQ that is polled in the extended way. EINVAL: a flag that does not exist; EOPNOTSUPP: a field that
+/// completions do not have.
 pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -80,11 +81,10 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         } else {
             attr.flags
         };
-        let known = SINGLE_THREADED | IGNORE_OVERRUN;
-        if attr.wc_flags & !WC_FLAGS != 0
-            || attr.comp_mask & !(WITH_FLAGS | WITH_PD) != 0
-            || flags & !known != 0
-        {
+        if attr.comp_mask & !(WITH_FLAGS | WITH_PD) != 0 || flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
+            return Err(VerbsError::Invalid);
+        }
+        if attr.wc_flags & !WC_FLAGS != 0 {
             return Err(VerbsError::NotSupported);
         }
         let domain = if attr.comp_mask & WITH_PD == 0 {
