@@ -41,6 +41,7 @@ struct side {
 };
 
 #define DEPTH 64 /* work requests of each queue */
+static enum ibv_mtu path_mtu = IBV_MTU_1024; /* of pairs that are connected from now on */
 
 /* Opens the device named by DEV (ferroce_lo). */
 static inline struct ibv_context *open_device(void)
@@ -84,7 +85,7 @@ static inline void connect_side(struct side *side, const struct address *peer)
         .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC};
     rc = ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     CHECK(!rc, "to INIT: %s", strerror(rc));
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn,
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = path_mtu, .dest_qp_num = peer->qpn,
         .rq_psn = peer->psn, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
         .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = peer->gid, .hop_limit = 1,
             .sgid_index = getenv("GIDX") ? atoi(getenv("GIDX")) : 0}}};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroce_wire::PathMtu;
 
 use crate::memory::Memory;
+use crate::transport::MAX_MESSAGE;
 use crate::verbs::{Access, VerbsError};
 
 /// A protection domain.
@@ -126,7 +127,7 @@ impl Default for Limits {
             max_mcast_grp: 20,
             max_mcast_qp_attach: 4096,
             max_rd_atomic: 16,
-            max_message: 1 << 30,
+            max_message: MAX_MESSAGE,
         }
     }
 }

@@ -38,7 +38,7 @@ impl Qp {
             return Err(VerbsError::Invalid);
         }
         let length: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        self.check_operation(wr, length)?;
+        self.check_operation(wr)?;
         let inline = wr.flags.contains(SendFlags::INLINE);
         if inline && length > self.sq.max_inline() as u64 {
             return Err(VerbsError::Invalid);
@@ -46,7 +46,10 @@ impl Qp {
         // Data that is copied at once may lie in any number of pieces.
         self.sq.check(if inline { 0 } else { wr.sges.len() })?;
         let (least, most) = match (wr.operation, self.init.qp_type) {
-            (Operation::CompareSwap { .. } | Operation::FetchAdd { .. }, _) => (8, 8),
+            (
+                Operation::CompareSwap { .. } | Operation::FetchAdd { .. } | Operation::AtomicWrite { .. },
+                _,
+            ) => (8, 8),
             (_, QpType::Ud) => (0, self.mtu),
             _ => (0, max_message),
         };
@@ -55,8 +58,8 @@ impl Qp {
             .filter(|length| (least..=most).contains(length)))
     }
 
-    /// Whether the type of QP has this operation, in this form. `length`: bytes of local data.
-    fn check_operation(&self, wr: &SendWr<'_>, length: u64) -> Result<(), VerbsError> {
+    /// Whether the type of QP has this operation, in this form.
+    fn check_operation(&self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
         let qp_type = self.init.qp_type;
         let reliable = self.is_reliable();
         let connected = reliable || qp_type == QpType::Uc;
@@ -67,7 +70,7 @@ impl Qp {
             Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
                 reliable && !inline
             }
-            Operation::AtomicWrite { addr, .. } => reliable && addr.is_multiple_of(8) && length == 8,
+            Operation::AtomicWrite { .. } => reliable,
             Operation::Flush { placement, .. } => reliable && !placement.is_empty() && wr.sges.is_empty(),
             Operation::SendInv(_) => reliable,
             Operation::BindMw(_) | Operation::LocalInvalidate(_) => connected && wr.sges.is_empty(),

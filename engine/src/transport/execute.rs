@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use ferroce_wire::{Kind, NakCode, RocePacket, Syndrome};
 
+use super::MAX_MESSAGE;
 use super::receive::{Position, Refusal};
 use super::resources::{Answer, Resource};
 use super::responder::Response;
@@ -124,9 +125,7 @@ impl Qp {
         let reth = roce.reth().ok_or(Refusal::Invalid)?;
         self.admit(roce, 0, Access::REMOTE_READ)?;
         fits(self.responder.resources.has_room())?;
-        if reth.dma_len > 1 << 31 {
-            return Err(Refusal::Excessive);
-        }
+        fits(reth.dma_len <= MAX_MESSAGE)?;
         if reth.dma_len > 0 {
             let len = u64::from(reth.dma_len);
             shared

@@ -24,6 +24,9 @@ use crate::link::{RxPacket, Transmit};
 use crate::qp::{Qp, Shared, Turn};
 use crate::verbs::{QpState, QpType};
 
+/// Bytes of the longest message of a connected transport (IBTA 9.7.7).
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
 /// The partition of all QPs, without the membership bit.
 const PARTITION: u16 = 0x7fff;
 

@@ -2,6 +2,7 @@
 
 use ferroce_wire::{Opcode, RocePacket};
 
+use super::MAX_MESSAGE;
 use super::payload::Domain;
 use super::responder::{Message, Target};
 use crate::device::PdId;
@@ -138,6 +139,9 @@ impl Qp {
         if let Some(reth) = roce.reth() {
             if !self.attr.access.contains(Access::REMOTE_WRITE) {
                 return Err(Refusal::Invalid);
+            }
+            if reth.dma_len > MAX_MESSAGE {
+                return Err(Refusal::Excessive);
             }
             target = Target {
                 va: reth.va,

@@ -13,6 +13,9 @@ use super::window::Window;
 use crate::time::Time;
 use crate::verbs::{QpAttr, VendorError, WcStatus};
 
+/// Packets that may be sent and not acknowledged: with more, it could not be told which of them a PSN means.
+const MAX_UNACKNOWLEDGED: u64 = (1 << 23) - 1;
+
 /// Why the requester waits although there is more to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wait {
@@ -121,6 +124,11 @@ impl Requester {
         let distance = u64::try_from(psn.distance(self.psn(self.una))).ok()?;
         let seq = self.una + distance;
         (seq < self.sent).then_some(seq)
+    }
+
+    /// How many more sequence numbers may be under way.
+    pub fn psn_room(&self) -> u32 {
+        MAX_UNACKNOWLEDGED.saturating_sub(self.send - self.una) as u32
     }
 
     /// Whether packets are sent and not acknowledged.
@@ -377,5 +385,39 @@ impl Requester {
         let left = self.rnr_retries.checked_sub(1);
         self.rnr_retries = left.unwrap_or(0);
         left.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_psn_always_tells_which_packet_it_is() {
+        let attr = QpAttr::default();
+        let mut requester = Requester::default();
+        requester.start(Psn::new(0xff_fff0));
+        requester.posted(1 << 23);
+        requester.posted(1 << 23);
+        let send = |requester: &mut Requester, packets: u32| {
+            requester.packet_sent(Time::ZERO, &attr, packets, 1, true);
+        };
+        // Of a READ of 2^31 bytes in packets of 256, one packet waits.
+        assert_eq!(requester.psn_room(), (1 << 23) - 1);
+        send(&mut requester, (1 << 23) - 2);
+        assert_eq!(requester.psn_room(), 1);
+        send(&mut requester, 1);
+        assert_eq!(requester.psn_room(), 0);
+        let newest = requester.send - 1;
+        assert_eq!(requester.outstanding_seq(requester.psn(newest)), Some(newest));
+        assert_eq!(requester.outstanding_seq(requester.psn(0)), Some(0));
+        assert_eq!(requester.outstanding_seq(requester.psn(newest + 1)), None);
+        requester.acked(Time::ZERO, &attr, 1000, 1000);
+        assert_eq!(requester.psn_room(), 1000);
+        assert_eq!(
+            requester.outstanding_seq(requester.psn(999)),
+            None,
+            "acknowledged"
+        );
     }
 }

@@ -3,6 +3,7 @@
 use ferroce_wire::aeth::NO_CREDIT_LIMIT;
 use ferroce_wire::{Psn, Syndrome, TransportClass};
 
+use super::MAX_MESSAGE;
 use super::payload::Cursor;
 use super::resources::{Answer, Resource, Resources};
 use crate::device::{PdId, SrqId};
@@ -133,9 +134,9 @@ impl Responder {
         self.room = self.active.sges().iter().map(|sge| u64::from(sge.length)).sum();
     }
 
-    /// Whether so many more bytes fit into the receive WQE.
+    /// Whether so many more bytes fit into the receive WQE, and into a message.
     pub fn fits(&self, len: usize) -> bool {
-        u64::from(self.received) + len as u64 <= self.room
+        u64::from(self.received) + len as u64 <= self.room.min(MAX_MESSAGE.into())
     }
 
     /// Ends the use of the receive WQE in progress; gives its cookie, if there was one.
@@ -230,5 +231,21 @@ impl Responder {
     /// The answer has been sent, or is not wanted any more.
     pub fn clear_response(&mut self) {
         self.response = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_ends_where_the_receive_or_the_standard_ends_it() {
+        let mut responder = Responder::new(1, PdId::NONE, None);
+        responder.room = 100;
+        responder.received = 90;
+        assert!(responder.fits(10) && !responder.fits(11));
+        responder.room = u64::MAX;
+        responder.received = MAX_MESSAGE - 10;
+        assert!(responder.fits(10) && !responder.fits(11));
     }
 }

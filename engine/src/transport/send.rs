@@ -115,7 +115,7 @@ impl Qp {
                 }
                 part.is_some()
             } else {
-                self.requester.window.allows(cost)
+                self.requester.window.allows(cost) && self.requester.psn_room() > 0
             };
             if fenced || !credited || !room {
                 self.requester.wait_for_ack();
@@ -210,11 +210,12 @@ impl Qp {
         if self.requester.unanswered() >= usize::from(self.attr.max_rd_atomic.max(1)) {
             return None;
         }
-        let end = self
-            .requester
-            .boundary(seq)
-            .map_or(wqe.end(), |end| end.min(wqe.end()));
+        let end = wqe.end().min(seq + u64::from(self.requester.psn_room()));
+        let end = self.requester.boundary(seq).map_or(end, |at| at.min(end));
         let left = (end - seq) as u32;
+        if left == 0 {
+            return None;
+        }
         let all = wqe.cost(shared.cost, self.mtu, seq, end);
         if self.requester.window.has_room(all) {
             return Some((left, all));

@@ -1,6 +1,7 @@
 //! Pairs of devices, driven by hand over a link in memory: one test per rule.
 
 mod errors;
+mod lengths;
 mod one_sided;
 mod pair;
 mod placement;

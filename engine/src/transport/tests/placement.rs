@@ -213,6 +213,7 @@ fn refused_by_the_responder() {
         selectivity: Selectivity::Region,
     };
     let none = Access::empty();
+    let crooked = Operation::AtomicWrite { addr: RECV + 4, rkey };
     for (case, (operation, status, taken)) in [
         (flush(&|_, rkey, _| *rkey ^= 1), RemAccessErr, none),
         (flush(&|addr, _, _| *addr = end - 7), RemAccessErr, none),
@@ -228,6 +229,7 @@ fn refused_by_the_responder() {
             none,
         ),
         (Operation::AtomicWrite { addr: end, rkey }, RemAccessErr, none),
+        (crooked, RemInvReqErr, none),
         (
             Operation::AtomicWrite { addr: RECV, rkey },
             RemInvReqErr,
@@ -310,29 +312,23 @@ fn malformed_on_the_wire() {
 fn what_can_be_posted() {
     let mut pair = Pair::new(&Setup::default());
     let rkey = pair.b.mr.rkey;
-    let sge = |len| [pair.a.sge(BASE, len)];
-    let (eight, seven) = (sge(8), sge(7));
-    let mut wrong = |operation, sges: &[Sge]| {
-        let wr = SendWr {
-            operation,
-            sges,
-            ..SendWr::default()
-        };
-        assert_eq!(pair.a.post(&wr), Err(VerbsError::Invalid), "{wr:?}");
-    };
-    wrong(Operation::AtomicWrite { addr: RECV, rkey }, &seven);
-    wrong(Operation::AtomicWrite { addr: RECV, rkey }, &[]);
-    wrong(Operation::AtomicWrite { addr: RECV + 4, rkey }, &eight);
-    let nowhere = Operation::Flush {
-        addr: RECV,
-        rkey,
-        length: 8,
-        placement: Placement::empty(),
-        selectivity: Selectivity::Range,
-    };
-    wrong(nowhere, &[]);
-    let operation = flush(&pair, RECV, 8, Selectivity::Range);
-    for (qp_type, sges) in [(QpType::Rc, &eight[..]), (QpType::Uc, &[])] {
+    let eight = [pair.a.sge(BASE, 8)];
+    let (somewhere, nowhere) = [Placement::GLOBAL, Placement::empty()]
+        .map(|placement| Operation::Flush {
+            addr: RECV,
+            rkey,
+            length: 8,
+            placement,
+            selectivity: Selectivity::Range,
+        })
+        .into();
+    let word = Operation::AtomicWrite { addr: RECV, rkey };
+    for (qp_type, operation, sges) in [
+        (QpType::Rc, nowhere, &[][..]),
+        (QpType::Rc, somewhere, &eight),
+        (QpType::Uc, somewhere, &[]),
+        (QpType::Uc, word, &eight),
+    ] {
         let setup = Setup {
             qp_type,
             ..Setup::default()
@@ -342,8 +338,12 @@ fn what_can_be_posted() {
             sges,
             ..SendWr::default()
         };
-        assert_eq!(Pair::new(&setup).a.post(&wr), Err(VerbsError::Invalid));
+        assert_eq!(Pair::new(&setup).a.post(&wr), Err(VerbsError::Invalid), "{wr:?}");
     }
+    // As for other atomics, one of another length ends in an error.
+    post(&mut pair.a, 1, word, NONE, BASE, 7);
+    pair.run();
+    assert_eq!(pair.a.send_wcs(), [(1, WcStatus::LocLenErr)]);
 }
 
 #[test]
