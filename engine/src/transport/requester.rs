@@ -363,7 +363,7 @@ impl Requester {
 
     fn rewind(&mut self, cursor: u64) {
         self.send = self.una;
-        self.cursor = cursor.min(self.begun);
+        self.cursor = cursor;
         self.unanswered.clear();
         self.round_trip.abandon();
         self.window.rewind();

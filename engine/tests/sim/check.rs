@@ -11,6 +11,7 @@ use crate::harness::{Completion, Outcome, QpLog};
 use crate::node::work_request;
 use crate::program::{Connection, Kind, Message, Program};
 use crate::remote::{reliable_slots, unreliable_slots};
+use crate::windows::nothing_came_late;
 
 /// Sums over runs, to see that the programs reach what they are meant to reach.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +36,12 @@ pub struct Stats {
     pub too_long: u64,
     /// Wrong keys that were refused.
     pub refused: u64,
+    /// Binds and local invalidations that succeeded.
+    pub local: u64,
+    /// Bindings of windows that ended.
+    pub windows_ended: u64,
+    /// Operations that were refused because their window ended at the same time.
+    pub raced: u64,
     /// Work requests that met unmapped memory, here or there.
     pub faults: u64,
     /// Packets lost, damaged, dropped by full queues, late, twice.
@@ -62,6 +69,9 @@ impl Stats {
         self.rnr_exceeded += s.rnr_exceeded;
         self.too_long += s.too_long;
         self.refused += s.refused;
+        self.local += s.local;
+        self.windows_ended += s.windows_ended;
+        self.raced += s.raced;
         self.faults += s.faults;
         self.incidents += s.incidents;
         self.retransmits += s.retransmits;
@@ -108,6 +118,11 @@ pub fn check(program: &Program, outcome: &Outcome) -> Result<Stats, String> {
             match program.transport {
                 QpType::Rc => {
                     stats.fetched += reliable_slots(program, outcome, i, side).map_err(context)? as u64;
+                    stats.windows_ended +=
+                        nothing_came_late(program, outcome, i, side).map_err(context)? as u64;
+                    let done = acknowledged(&outcome.qps[i][side]);
+                    let messages = &connection.streams[side].messages[..done];
+                    stats.local += messages.iter().filter(|m| m.kind.is_local()).count() as u64;
                 }
                 _ => unreliable_slots(program, outcome, i, side).map_err(context)?,
             }
@@ -121,11 +136,13 @@ pub fn check(program: &Program, outcome: &Outcome) -> Result<Stats, String> {
 /// How a message's success is called.
 fn opcode(message: &Message) -> WcOpcode {
     match message.kind {
-        Kind::Send => WcOpcode::Send,
+        Kind::Send | Kind::SendInv { .. } => WcOpcode::Send,
         Kind::Write(_) => WcOpcode::RdmaWrite,
         Kind::Read(_) => WcOpcode::RdmaRead,
         Kind::CompareSwap { .. } => WcOpcode::CompSwap,
         Kind::FetchAdd { .. } => WcOpcode::FetchAdd,
+        Kind::Bind { .. } => WcOpcode::BindMw,
+        Kind::LocalInv { .. } => WcOpcode::LocalInv,
     }
 }
 
@@ -155,6 +172,10 @@ fn send_queue(program: &Program, connection: &Connection, side: usize, log: &QpL
             }
             Some(_) => failed = true,
         }
+    }
+    let wrong = |index: &usize| messages[*index].wrong_key;
+    if let Some(index) = (0..acknowledged(log)).find(wrong) {
+        return Err(format!("send {index} succeeds, though it is wrong"));
     }
     let last = completions
         .next()

@@ -10,7 +10,7 @@ use crate::check::with_status;
 use crate::harness::{Completion, Outcome};
 use crate::memory::{UNTOUCHED, content};
 use crate::node::address;
-use crate::program::{GRH_LEN, Kind, Message, Program};
+use crate::program::{GRH_LEN, Kind, Message, Program, Via};
 
 /// Whether a successful receive holds just message `index` of a stream.
 fn holds(
@@ -25,13 +25,18 @@ fn holds(
     let message = &stream.messages[index];
     let (wc, end) = (&c.wc, (offset + message.len) as usize);
     let opcode = match message.kind {
-        Kind::Send => WcOpcode::Recv,
+        Kind::Send | Kind::SendInv { .. } => WcOpcode::Recv,
         _ => WcOpcode::RecvRdmaWithImm,
     };
     // What a WRITE wrote may have been overwritten by the time that the application looks.
-    let later = |m: &Message| m.kind == message.kind && message.kind != Kind::Send;
+    let later = |m: &Message| m.kind == message.kind && !message.kind.is_send();
     let stable = !stream.messages.iter().skip(index + 1).any(later);
+    let invalidated = match message.kind {
+        Kind::SendInv { window, tag } => Some(Via { window, tag }),
+        _ => None,
+    };
     wc.byte_len == offset + message.len
+        && invalidated == c.invalidated
         && wc.opcode == opcode
         && message.imm == wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm)
         && (!stable

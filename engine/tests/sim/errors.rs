@@ -8,7 +8,7 @@ use ferroce_engine::verbs::{AsyncEvent, Wc, WcStatus};
 use crate::check::{Stats, acknowledged, with_status};
 use crate::harness::{Completion, Outcome};
 use crate::node::work_request;
-use crate::program::{Place, Program};
+use crate::program::{Kind, Message, Place, Program};
 
 /// More than a packet and its answer take: delays, lateness, naps, and waiting for a slow interface.
 const LONGEST_TRIP: Duration = Duration::from_millis(16);
@@ -81,9 +81,22 @@ pub fn reliable_errors(
                     .any(|e| e.1 != side && e.3.status == WcStatus::LocLenErr);
                 (!known).then(|| "invalid request, though the peer's receive did not fail".to_string())
             }
-            (WcStatus::RemAccessErr, false) if message.is_some_and(|m| m.wrong_key) => {
+            (WcStatus::RemAccessErr, false) if message.is_some_and(|m| m.wrong_key && !m.kind.is_local()) => {
                 stats.refused += 1;
                 None
+            }
+            (WcStatus::RemAccessErr, false) if message.is_some_and(|m| m.raced) => {
+                stats.raced += 1;
+                None
+            }
+            (WcStatus::MwBindErr, false) if message.is_some_and(|m| m.wrong_key && m.kind.is_local()) => {
+                stats.refused += 1;
+                None
+            }
+            (WcStatus::RemInvReqErr, true) => {
+                let wrong = |m: &Message| m.wrong_key && matches!(m.kind, Kind::SendInv { .. });
+                let known = shape.streams[1 - side].messages.iter().any(wrong);
+                (!known).then(|| "an invalidation is refused that is right".to_string())
             }
             (WcStatus::LocProtErr | WcStatus::RemOpErr | WcStatus::RemAccessErr, _) => {
                 stats.faults += 1;

@@ -12,6 +12,7 @@ use crate::program::{
     Connection, GRH_LEN, Hole, Kind, Message, NodeShape, Place, Program, Receive, Region, Slot, Stream,
     mtu_bytes,
 };
+use crate::windows;
 
 /// Packets of a whole program, so that a run stays short.
 const PACKETS: u64 = 600;
@@ -121,11 +122,14 @@ fn connection(
 ) -> Connection {
     let depth = r.between(1, 24) as u32;
     let late = one_in(r, 3);
-    let mut streams = [(); 2].map(|()| {
-        let mut stream = messages(r, transport, mtu, remote, depth, packets);
-        stream.receives = receives(r, transport, mtu, &stream, late);
-        stream
-    });
+    let mut streams = [(); 2].map(|()| messages(r, transport, mtu, remote, depth, packets));
+    if transport == QpType::Rc && remote && one_in(r, 2) {
+        windows::weave(r, &mut streams, mtu_bytes(mtu));
+        streams.iter_mut().for_each(|stream| drain(stream, depth));
+    }
+    for stream in &mut streams {
+        stream.receives = receives(r, transport, mtu, stream, late);
+    }
     let victim = &mut streams[r.below(2) as usize];
     match special {
         Special::NoReceives => {
@@ -133,7 +137,7 @@ fn connection(
             victim.receives.truncate(kept as usize);
         }
         Special::ShortReceive => {
-            let suits = |m: &Message| m.kind == Kind::Send && m.len > 0;
+            let suits = |m: &Message| m.kind.is_send() && m.len > 0;
             let found = victim.receiving().zip(0..).find(|((_, m), _)| suits(m));
             if let Some((len, i)) = found.map(|((_, m), i)| (m.len, i)) {
                 victim.receives[i].len = r.below(u64::from(len)) as u32;
@@ -145,6 +149,9 @@ fn connection(
             let at = r.below(messages.len() as u64) as usize;
             if let Some(message) = messages.get_mut(at) {
                 message.wrong_key = true;
+                if let Some(via) = &mut message.via {
+                    via.tag ^= 0x80;
+                }
             }
         }
         Special::Nothing | Special::Dark | Special::Hole => {}
@@ -322,7 +329,7 @@ fn messages(r: &mut Prng, transport: QpType, mtu: u32, remote: bool, depth: u32,
         _ => r.between(8, 40),
     };
     let paced = one_in(r, 4);
-    let (mut left, mut unsignaled, mut at) = (packets, 0, 0);
+    let (mut left, mut at) = (packets, 0);
     let mut slots = Slots {
         slots: Vec::new(),
         read: Vec::new(),
@@ -337,15 +344,10 @@ fn messages(r: &mut Prng, transport: QpType, mtu: u32, remote: bool, depth: u32,
             (Kind::Send, len, false)
         };
         left = left.saturating_sub(u64::from(len.div_ceil(mtu_bytes(mtu))).max(1));
-        // A queue drains by completions: at least one in every depth of it.
-        let signaled = one_in(r, 2) || unsignaled + 1 >= depth;
-        unsignaled = if signaled { 0 } else { unsignaled + 1 };
+        let signaled = one_in(r, 2);
         at += if paced { r.below(300) } else { 0 };
         out.push(Message {
-            kind,
             fence: fence || one_in(r, 8),
-            wrong_key: false,
-            len,
             imm: (one_in(r, 3) && !kind.fetches()).then(|| r.next_u64() as u32),
             signaled,
             solicited: one_in(r, 3),
@@ -356,18 +358,30 @@ fn messages(r: &mut Prng, transport: QpType, mtu: u32, remote: bool, depth: u32,
                 r.between(1, 4) as u32
             },
             at,
+            ..Message::new(kind, len)
         });
         if left == 0 {
             break;
         }
     }
-    if let Some(last) = out.last_mut() {
-        last.signaled = true;
-    }
-    Stream {
+    let mut stream = Stream {
         messages: out,
-        receives: Vec::new(),
         slots: slots.slots,
+        ..Stream::default()
+    };
+    drain(&mut stream, depth);
+    stream
+}
+
+/// A queue drains by completions: at least one in every depth of it.
+fn drain(stream: &mut Stream, depth: u32) {
+    let mut unsignaled = 0;
+    for message in &mut stream.messages {
+        message.signaled |= unsignaled + 1 >= depth;
+        unsignaled = if message.signaled { 0 } else { unsignaled + 1 };
+    }
+    if let Some(last) = stream.messages.last_mut() {
+        last.signaled = true;
     }
 }
 
@@ -380,7 +394,7 @@ fn receives(r: &mut Prng, transport: QpType, mtu: u32, stream: &Stream, late: bo
             QpType::Ud => GRH_LEN + mtu_bytes(mtu),
             // Losses shift which message gets which receive.
             QpType::Uc => largest,
-            _ if message.kind != Kind::Send => r.below(2) as u32,
+            _ if !message.kind.is_send() => r.below(2) as u32,
             _ if one_in(r, 2) => message.len,
             _ => message.len + r.below(100) as u32,
         };
@@ -405,7 +419,7 @@ fn hole(r: &mut Prng, program: &Program) -> Option<Hole> {
                 }
             }
             for (i, (_, message)) in stream.receiving().enumerate() {
-                if message.len > 0 && message.kind == Kind::Send {
+                if message.len > 0 && message.kind.is_send() {
                     add(Place::Receive(i));
                 }
             }

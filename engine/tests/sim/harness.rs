@@ -6,7 +6,8 @@ use ferroce_engine::time::Time;
 use ferroce_engine::verbs::{AsyncEvent, Wc};
 
 use crate::node::Node;
-use crate::program::Program;
+use crate::program::{Program, Via};
+use crate::windows::Frozen;
 
 /// More virtual time than any program needs.
 const TIME_LIMIT: Time = Time::from_nanos(600_000_000_000);
@@ -22,6 +23,8 @@ pub struct Completion {
     pub time: Time,
     /// Of receives: the whole buffer, or what a WRITE with immediate wrote. Empty for sends.
     pub bytes: Vec<u8>,
+    /// Of receives: the window that was invalidated.
+    pub invalidated: Option<Via>,
 }
 
 /// What one QP did: node `side` of a connection.
@@ -39,6 +42,8 @@ pub struct QpLog {
     pub receives: Vec<Completion>,
     /// By message: what a READ or atomic brought, once it was known to have succeeded.
     pub results: Vec<Option<Vec<u8>>>,
+    /// What slots held when windows to them had ended.
+    pub frozen: Vec<Frozen>,
     /// What the slots that the peer names held at the end.
     pub slots: Vec<Vec<u8>>,
 }

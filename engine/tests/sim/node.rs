@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, MwId, PdId, Progress, QpInit, SrqId};
 use ferroce_engine::link::random::Prng;
 use ferroce_engine::link::sim::{NodeConfig, NodeId, SimLink, SimNetwork};
 use ferroce_engine::link::{Link, Path, RxPacket};
@@ -17,8 +17,9 @@ use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::harness::{Completion, QpLog};
 use crate::memory::{Arena, Buffer, Layout, content, initial_slot};
-use crate::program::{Kind, Message, Place, Program, Region};
+use crate::program::{Kind, Message, Place, Program, Region, Via};
 use crate::trace::{Traced, trace};
+use crate::windows::Frozen;
 
 /// The Q_Key of UD QPs.
 const QKEY: u32 = 0x1111_1111;
@@ -42,12 +43,14 @@ struct Buffers {
     receives: Vec<Buffer>,
     /// What the peer's remote operations name.
     slots: Vec<Buffer>,
+    /// Windows to them, with the key that each had first.
+    windows: Vec<(MwId, u32)>,
 }
 
 /// What a node tells its peer.
 pub struct Export {
-    /// By connection: QPN, and addresses of slots.
-    connections: Vec<(u32, Vec<u64>)>,
+    /// By connection: QPN, addresses of slots, and keys of windows without their tags.
+    connections: Vec<(u32, Vec<u64>, Vec<u32>)>,
     rkey: u32,
 }
 
@@ -62,6 +65,8 @@ pub struct Node {
     rkey: u32,
     /// What the region's addresses begin with.
     origin: u64,
+    /// Key of a region that windows are bound to, and that peers can't reach.
+    closed: u32,
     cqs: Vec<Arc<Cq>>,
     flag: Arc<AtomicBool>,
     srq: Option<SrqId>,
@@ -135,6 +140,7 @@ impl Node {
                     .map(|r| layout.buffer(r.len, r.sges))
                     .collect(),
                 slots: into.slots.iter().map(|s| layout.slot(s.len)).collect(),
+                windows: Vec::new(),
             });
         }
         let arena = layout.build();
@@ -167,7 +173,18 @@ impl Node {
         };
         let access = Access::LOCAL_WRITE | REMOTE | kind;
         let mr = ok("reg_mr", device.reg_mr(pd, addr, len, addr, access))?;
+        let bindable = Access::LOCAL_WRITE | Access::MW_BIND;
+        let closed = ok(
+            "reg_mr",
+            device.reg_mr(pd, base, arena.len as u64, base, bindable),
+        )?;
         for (connection, buffers) in buffers.iter_mut().enumerate() {
+            for window in &program.connections[connection].streams[1 - side].windows {
+                let mw_type = if window.two { MwType::Type2 } else { MwType::Type1 };
+                buffers
+                    .windows
+                    .push(ok("alloc_mw", device.alloc_mw(pd, mw_type))?);
+            }
             let messages = &program.connections[connection].streams[side].messages;
             for (index, (buffer, message)) in buffers.sends.iter().zip(messages).enumerate() {
                 if message.kind.fetches() {
@@ -222,6 +239,7 @@ impl Node {
             } else {
                 0
             },
+            closed: closed.lkey,
             cqs,
             flag,
             srq,
@@ -276,11 +294,12 @@ impl Node {
             let addr = |slot: &Buffer| slot.sges[0].addr - self.origin;
             buffers.slots.iter().map(addr).collect()
         };
+        let keys = |buffers: &Buffers| buffers.windows.iter().map(|(_, key)| key & !0xff).collect();
         let connections = self
             .qps
             .iter()
             .zip(&self.buffers)
-            .map(|(qp, b)| (qp.qpn, slots(b)));
+            .map(|(qp, b)| (qp.qpn, slots(b), keys(b)));
         Export {
             connections: connections.collect(),
             rkey: self.rkey,
@@ -426,8 +445,8 @@ impl Node {
                 .messages
                 .get(self.qps[i].sends_posted);
             let send = send
-                .map(|m| time(m.at))
-                .filter(|_| !self.dead[i] && !self.full[i]);
+                .filter(|m| !self.dead[i] && !self.full[i] && self.may_follow(program, i, m))
+                .map(|m| time(m.at));
             let receive = connection.streams[1 - self.side]
                 .receives
                 .get(self.qps[i].receives_posted);
@@ -436,6 +455,15 @@ impl Node {
             }
         }
         next
+    }
+
+    /// Whether what a message waits for has come from the peer.
+    fn may_follow(&self, program: &Program, connection: usize, message: &Message) -> bool {
+        let Some(step) = message.step else { return true };
+        let from_peer = &program.connections[connection].streams[1 - self.side];
+        let received = &self.qps[connection].receives;
+        let received = received.iter().filter(|c| c.wc.status == WcStatus::Success);
+        received.count() >= from_peer.receives_before(step)
     }
 
     /// One round of what a runtime and an application do: receive, timers, poll, post, transmit.
@@ -533,6 +561,7 @@ impl Node {
             wc,
             time: now,
             bytes: Vec::new(),
+            invalidated: None,
         };
         let log = &mut self.qps[qp];
         if wc.wr_id & RECEIVE != 0 {
@@ -550,6 +579,21 @@ impl Node {
             }
             if let Some(buffer) = buffer {
                 completion.bytes = self.arena.take(buffer);
+            }
+            if wc.flags.contains(WcFlags::WITH_INV) {
+                let windows = &self.buffers[qp].windows;
+                let window = windows.iter().position(|(_, key)| key >> 8 == wc.imm >> 8);
+                let window = window.ok_or_else(|| format!("no window has key {:#x}", wc.imm))?;
+                let tag = wc.imm as u8;
+                completion.invalidated = Some(Via { window, tag });
+                let is_it = |m: &&Message| m.kind == Kind::SendInv { window, tag };
+                let stream = &program.connections[qp].streams[1 - self.side];
+                if let Some(step) = stream.messages.iter().find(is_it).and_then(|m| m.step) {
+                    let bytes = self
+                        .arena
+                        .take(&self.buffers[qp].slots[stream.windows[window].slot]);
+                    log.frozen.push(Frozen { step, bytes });
+                }
             }
             log.receives.push(completion);
             return Ok(());
@@ -573,6 +617,16 @@ impl Node {
                     log.results.push(Some(self.arena.take(buffer)));
                 } else {
                     self.arena.spend(buffer);
+                }
+                let ended = matches!(
+                    message.kind,
+                    Kind::LocalInv { .. } | Kind::Bind { unbind: true, .. }
+                );
+                if let Some(step) = message.step.filter(|_| ended) {
+                    let windows = &program.connections[connection].streams[1 - self.side].windows;
+                    let slot = windows[step.window].slot;
+                    let bytes = self.arena.take(&self.buffers[connection].slots[slot]);
+                    log.frozen.push(Frozen { step, bytes });
                 }
             }
         }
@@ -602,7 +656,7 @@ impl Node {
             }
             let messages = &connection.streams[self.side].messages;
             while let Some(message) = messages.get(self.qps[i].sends_posted) {
-                if !due(message.at) || self.dead[i] {
+                if !due(message.at) || self.dead[i] || !self.may_follow(program, i, message) {
                     break;
                 }
                 let index = self.qps[i].sends_posted;
@@ -620,9 +674,9 @@ impl Node {
                 flags.set(SendFlags::FENCE, message.fence);
                 let wr = SendWr {
                     wr_id: wr_id(i, index),
-                    operation: self.operation(i, message),
+                    operation: self.operation(program, i, message),
                     flags,
-                    sges: &sges,
+                    sges: if message.kind.is_local() { &[] } else { &sges },
                     ud: self.destination(program, i),
                     ..SendWr::default()
                 };
@@ -653,13 +707,23 @@ impl Node {
     }
 
     /// The operation of a message.
-    fn operation(&self, connection: usize, message: &Message) -> Operation {
-        let slots = &self.peer.connections[connection].1;
-        let addr = message.kind.slot().map_or(0, |slot| slots[slot]);
-        let rkey = if message.wrong_key {
-            self.peer.rkey ^ 0x5500
-        } else {
-            self.peer.rkey
+    fn operation(&self, program: &Program, connection: usize, message: &Message) -> Operation {
+        let (_, slots, keys) = &self.peer.connections[connection];
+        let mut addr = message.kind.slot().map_or(0, |slot| slots[slot]);
+        let rkey = match message.via {
+            Some(Via { window, tag }) => {
+                let stream = &program.connections[connection].streams[self.side];
+                if stream.windows[window].zero_based {
+                    addr = 0;
+                }
+                keys[window] | u32::from(tag)
+            }
+            None if message.wrong_key => self.peer.rkey ^ 0x5500,
+            None => self.peer.rkey,
+        };
+        let own_key = |window: usize, tag: u8| {
+            let (id, key) = self.buffers[connection].windows[window];
+            (id, key & !0xff | u32::from(tag))
         };
         match (message.kind, message.imm) {
             (Kind::Send, None) => Operation::Send,
@@ -674,6 +738,23 @@ impl Node {
                 swap,
             },
             (Kind::FetchAdd { add, .. }, _) => Operation::FetchAdd { addr, rkey, add },
+            (Kind::SendInv { window, tag }, _) => Operation::SendInv(keys[window] | u32::from(tag)),
+            (Kind::LocalInv { window, tag }, _) => Operation::LocalInvalidate(own_key(window, tag).1),
+            (Kind::Bind { window, tag, unbind }, _) => {
+                let shape = program.connections[connection].streams[1 - self.side].windows[window];
+                let slot = self.buffers[connection].slots[shape.slot].sges[0];
+                let (window, rkey) = own_key(window, tag);
+                let mut access = REMOTE;
+                access.set(Access::ZERO_BASED, shape.zero_based);
+                Operation::BindMw(MwBind {
+                    window,
+                    rkey,
+                    lkey: self.closed,
+                    addr: slot.addr,
+                    len: if unbind { 0 } else { slot.length.into() },
+                    access,
+                })
+            }
         }
     }
 
@@ -761,6 +842,10 @@ impl Node {
         if let Some(srq) = self.srq {
             ok("destroy_srq", self.device.destroy_srq(srq))?;
         }
+        for (window, _) in self.buffers.iter().flat_map(|b| &b.windows) {
+            ok("dealloc_mw", self.device.dealloc_mw(*window))?;
+        }
+        ok("dereg_mr", self.device.dereg_mr(self.closed))?;
         ok("dereg_mr", self.device.dereg_mr(self.lkey))?;
         ok("dealloc_pd", self.device.dealloc_pd(self.pd))?;
         for (qp, buffers) in self.qps.iter_mut().zip(&self.buffers) {

@@ -119,6 +119,39 @@ pub struct Stream {
     pub receives: Vec<Receive>,
     /// Memory of the receiver that WRITEs, READs and atomics name.
     pub slots: Vec<Slot>,
+    /// Memory windows of the receiver.
+    pub windows: Vec<Window>,
+}
+
+/// A memory window, which the node that has the slot binds to all of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// The slot, which is reached through this window only.
+    pub slot: usize,
+    /// It is of type 2.
+    pub two: bool,
+    /// Its addresses begin with 0.
+    pub zero_based: bool,
+}
+
+/// A step in the life of a window. It is not taken before the last message of an earlier step has come from the peer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The node that has the window.
+    pub owner: usize,
+    /// Which of its windows on this connection.
+    pub window: usize,
+    /// Counts the steps.
+    pub number: usize,
+}
+
+/// The key of a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Via {
+    /// The window, one of the receiver's.
+    pub window: usize,
+    /// The tag of its key.
+    pub tag: u8,
 }
 
 /// Memory that remote operations name.
@@ -155,13 +188,36 @@ pub enum Kind {
         /// The addend.
         add: u64,
     },
+    /// SEND that invalidates a window of the receiver.
+    SendInv {
+        /// The window.
+        window: usize,
+        /// The tag of its key.
+        tag: u8,
+    },
+    /// Binds one of the sender's own windows, which the receiver uses; or ends that.
+    Bind {
+        /// The window.
+        window: usize,
+        /// The tag of its new key.
+        tag: u8,
+        /// To nothing.
+        unbind: bool,
+    },
+    /// Invalidates one of the sender's own windows.
+    LocalInv {
+        /// The window.
+        window: usize,
+        /// The tag of its key.
+        tag: u8,
+    },
 }
 
 impl Kind {
     /// The slot it names.
     pub fn slot(self) -> Option<usize> {
         match self {
-            Kind::Send => None,
+            Kind::Send | Kind::SendInv { .. } | Kind::Bind { .. } | Kind::LocalInv { .. } => None,
             Kind::Write(slot) | Kind::Read(slot) => Some(slot),
             Kind::CompareSwap { slot, .. } | Kind::FetchAdd { slot, .. } => Some(slot),
         }
@@ -169,7 +225,17 @@ impl Kind {
 
     /// Whether it brings data back to its sender.
     pub fn fetches(self) -> bool {
-        !matches!(self, Kind::Send | Kind::Write(_))
+        self.slot().is_some() && !matches!(self, Kind::Write(_))
+    }
+
+    /// Whether it is a message of its own, that the receiver's application sees.
+    pub fn is_send(self) -> bool {
+        matches!(self, Kind::Send | Kind::SendInv { .. })
+    }
+
+    /// Whether it is done by the sender alone.
+    pub fn is_local(self) -> bool {
+        matches!(self, Kind::Bind { .. } | Kind::LocalInv { .. })
     }
 }
 
@@ -180,8 +246,14 @@ pub struct Message {
     pub kind: Kind,
     /// It waits for READs and atomics before it.
     pub fence: bool,
-    /// It names a key that the peer does not have.
+    /// It names a key that does not exist, or does what a window does not allow: it must fail.
     pub wrong_key: bool,
+    /// The window that it goes through ends at the same time: it may be refused.
+    pub raced: bool,
+    /// The window that it goes through.
+    pub via: Option<Via>,
+    /// What it is to a window.
+    pub step: Option<Step>,
     /// Bytes.
     pub len: u32,
     /// Immediate data.
@@ -199,10 +271,29 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of one piece that completes.
+    pub fn new(kind: Kind, len: u32) -> Message {
+        Message {
+            kind,
+            fence: false,
+            wrong_key: false,
+            raced: false,
+            via: None,
+            step: None,
+            len,
+            imm: None,
+            signaled: true,
+            solicited: false,
+            inline: false,
+            sges: 1,
+            at: 0,
+        }
+    }
+
     /// Whether it takes a receive at the peer.
     pub fn takes_receive(&self) -> bool {
         match self.kind {
-            Kind::Send => true,
+            Kind::Send | Kind::SendInv { .. } => true,
             Kind::Write(_) => self.imm.is_some(),
             _ => false,
         }
@@ -217,6 +308,18 @@ impl Stream {
             .take(count)
             .filter(|m| m.takes_receive())
             .count()
+    }
+
+    /// How many receives must have completed before a message of the peer's with this step may be posted.
+    pub fn receives_before(&self, step: Step) -> usize {
+        let before = |message: &Message| {
+            message.takes_receive()
+                && message.step.is_some_and(|s| {
+                    (s.owner, s.window) == (step.owner, step.window) && s.number < step.number
+                })
+        };
+        let last = self.messages.iter().rposition(before);
+        last.map_or(0, |last| self.receives_of(last + 1))
     }
 
     /// The messages that take a receive, with their indices: one for each receive.
@@ -282,6 +385,10 @@ impl fmt::Display for Program {
                     .iter()
                     .try_for_each(|s| writeln!(f, "    node {} has {s:?}", 1 - side))?;
                 stream
+                    .windows
+                    .iter()
+                    .try_for_each(|w| writeln!(f, "    node {} has {w:?}", 1 - side))?;
+                stream
                     .messages
                     .iter()
                     .try_for_each(|m| writeln!(f, "    node {side} sends {m:?}"))?;
@@ -309,6 +416,6 @@ impl Program {
     pub fn is_short_receive(&self, connection: usize, side: usize, receive: usize) -> bool {
         let stream = &self.connections[connection].streams[side];
         let message = stream.receiving().nth(receive).map(|(_, message)| message);
-        message.is_some_and(|m| m.kind == Kind::Send && stream.receives[receive].len < m.len)
+        message.is_some_and(|m| m.kind.is_send() && stream.receives[receive].len < m.len)
     }
 }

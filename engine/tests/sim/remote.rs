@@ -46,7 +46,7 @@ impl Image<'_> {
             .unwrap_or_default();
         let mut store = |value: u64| slot.copy_from_slice(&value.to_ne_bytes());
         match message.kind {
-            Kind::Send => return None,
+            Kind::Send | Kind::SendInv { .. } | Kind::Bind { .. } | Kind::LocalInv { .. } => return None,
             Kind::Write(_) => {
                 let bytes = content(program.seed, connection, side, index, message.len);
                 slot[..bytes.len()].copy_from_slice(&bytes);

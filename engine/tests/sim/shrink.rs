@@ -104,7 +104,7 @@ impl Program {
 /// Takes away what is special about a message, but what it does, its length and a fence that it may need.
 fn plain(message: &mut Message) {
     *message = Message {
-        imm: message.imm.filter(|_| message.kind != Kind::Send),
+        imm: message.imm.filter(|_| !message.kind.is_send()),
         signaled: true,
         solicited: false,
         inline: false,
@@ -113,8 +113,29 @@ fn plain(message: &mut Message) {
     };
 }
 
-/// Removes messages and the receives meant for them. A hole keeps its buffer, or goes.
+/// Removes messages; and if they are steps of windows, all steps of these.
 fn remove_messages(p: &mut Program, connection: usize, side: usize, range: Range<usize>) {
+    let removed = &p.connections[connection].streams[side].messages[range.clone()];
+    let lives: Vec<(usize, usize)> = removed
+        .iter()
+        .filter_map(|m| m.step)
+        .map(|s| (s.owner, s.window))
+        .collect();
+    remove(p, connection, side, range);
+    for side in 0..2 {
+        let ends = |m: &Message| m.step.is_some_and(|s| lives.contains(&(s.owner, s.window)));
+        while let Some(at) = p.connections[connection].streams[side]
+            .messages
+            .iter()
+            .position(ends)
+        {
+            remove(p, connection, side, at..at + 1);
+        }
+    }
+}
+
+/// Removes messages and the receives meant for them. A hole keeps its buffer, or goes.
+fn remove(p: &mut Program, connection: usize, side: usize, range: Range<usize>) {
     let stream = &mut p.connections[connection].streams[side];
     let first = stream.receives_of(range.start).min(stream.receives.len());
     let end = stream.receives_of(range.end).min(stream.receives.len());
