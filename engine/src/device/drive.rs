@@ -10,6 +10,7 @@ use super::{Acks, Device, Progress};
 use crate::link::{RxPacket, Transmit, TransmitError};
 use crate::qp::{AckWait, Turn};
 use crate::time::Time;
+use crate::transport::budget::{BudgetId, Buffer};
 
 /// Packets of one call of [`Device::transmit`], after which arrivals should be looked at.
 const BATCH: usize = 256;
@@ -117,6 +118,7 @@ impl Device {
             let may_wait = acks == Acks::MayWait && qp.answers && qp.ack_wait == AckWait::No;
             if may_wait && qp.has_only_ack() {
                 qp.ack_wait = AckWait::Waits;
+                qp.end_turn(shared.budgets);
                 self.held.push_back(qpn);
                 self.held_since = now;
                 continue;
@@ -126,6 +128,9 @@ impl Device {
             let allowed = quantum;
             let turn = qp.transmit(&mut shared, link, &mut quantum);
             qp.queued = false;
+            if turn != Turn::Full {
+                qp.end_turn(shared.budgets);
+            }
             left -= allowed - quantum;
             match turn {
                 Turn::Idle => self.settle(qpn),
@@ -172,6 +177,10 @@ impl Device {
             self.fail_with_cqs();
         }
         let Some(qp) = self.qps.get_mut(qpn) else { return };
+        qp.count(self.now, &mut self.budgets);
+        if !qp.requester.waits_for_turn() {
+            qp.leave_line(&mut self.budgets);
+        }
         // What an acknowledgement waited for has come. The entry in `held` stays, and does no harm.
         let joined = qp.ack_wait == AckWait::Waits && !qp.has_only_ack();
         if joined {
@@ -186,6 +195,27 @@ impl Device {
         {
             qp.alarm = Some(deadline);
             self.alarms.push(Reverse((deadline, qpn)));
+        }
+        let budgets = [Buffer::Theirs, Buffer::Ours].map(|buffer| qp.budget(buffer));
+        budgets
+            .into_iter()
+            .flatten()
+            .for_each(|budget| self.serve(budget));
+    }
+
+    /// Where there is room in a budget, it is the turn of the next QP that waits for some.
+    pub(super) fn serve(&mut self, budget: BudgetId) {
+        while let Some(qpn) = self.budgets.next(budget) {
+            let mut qp = self.qps.get_mut(qpn);
+            if let Some(qp) = qp.take_if(|qp| qp.requester.take_turn()) {
+                qp.place = None;
+                if !qp.queued {
+                    qp.queued = true;
+                    self.ready.push_back(qpn);
+                }
+                return;
+            }
+            self.budgets.end_turn(budget, qpn);
         }
     }
 

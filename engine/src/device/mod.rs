@@ -39,6 +39,7 @@ use crate::qp::{Qp, Shared};
 use crate::queue::Cq;
 use crate::queue::srq::Srq;
 use crate::time::Time;
+use crate::transport::budget::Budgets;
 use crate::transport::responder::Parting;
 use crate::transport::window::PacketCost;
 use crate::verbs::{AsyncEvent, VerbsError};
@@ -70,6 +71,8 @@ pub struct Device {
     qps: QpTable,
     /// QPs attached to each multicast group; none is empty.
     groups: FxHashMap<IpAddr, Vec<u32>>,
+    /// What is under way to receive buffers, ours and those of peers.
+    budgets: Budgets,
     events: VecDeque<AsyncEvent>,
     counters: Counters,
     /// QPs with something to send, in turn.
@@ -110,6 +113,7 @@ impl Device {
             xrcds: FxHashMap::default(),
             qps: QpTable::new(config.slot),
             groups: FxHashMap::default(),
+            budgets: Budgets::default(),
             events: VecDeque::new(),
             counters: Counters::default(),
             ready: VecDeque::new(),
@@ -180,6 +184,7 @@ impl Device {
             events: &mut self.events,
             counters: &mut self.counters,
             cost: &self.cost,
+            budgets: &mut self.budgets,
             partings: &mut self.partings,
             overrun: &mut self.overrun,
             cq_alarms: &mut self.cq_alarms,

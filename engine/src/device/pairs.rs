@@ -5,6 +5,7 @@ use super::{Device, QpInit};
 use crate::control::QpReport;
 use crate::qp::Qp;
 use crate::time::Time;
+use crate::transport::budget::{BudgetId, Buffer};
 use crate::verbs::{QpAttr, QpAttrMask, QpCap, QpType, RecvWr, SendWr, VerbsError};
 
 impl Device {
@@ -62,6 +63,7 @@ impl Device {
         let (limits, mtu) = (self.limits.clone(), self.mtu);
         let (qp, mut shared) = self.qp(now, qpn)?;
         qp.modify(&mut shared, &limits, mtu, attr, mask)?;
+        qp.follow_path(now, shared.budgets);
         self.settle(qpn);
         Ok(())
     }
@@ -81,6 +83,11 @@ impl Device {
         }
         qp.part(&mut shared);
         qp.release_active(&mut shared);
+        let peers = qp.budget(Buffer::Theirs);
+        qp.retire(now, shared.budgets);
+        for budget in peers.into_iter().chain([BudgetId::OURS]) {
+            self.serve(budget);
+        }
         let qp = self.qps.remove(qpn).ok_or(VerbsError::NotFound)?;
         let init = &qp.init;
         for cq in init.send_cq.iter().chain(&init.recv_cq) {

@@ -20,6 +20,7 @@ use crate::queue::rq::RecvQueue;
 use crate::queue::sq::SendQueue;
 use crate::queue::srq::Srq;
 use crate::time::Time;
+use crate::transport::budget::{Budgets, Place, Standing};
 use crate::transport::requester::Requester;
 use crate::transport::responder::{Parting, Responder};
 use crate::transport::window::PacketCost;
@@ -55,6 +56,7 @@ pub(crate) struct Shared<'a> {
     pub events: &'a mut VecDeque<AsyncEvent>,
     pub counters: &'a mut Counters,
     pub cost: &'a PacketCost,
+    pub budgets: &'a mut Budgets,
     /// Answers that do not wait for their QPs' turns.
     pub partings: &'a mut Vec<Parting>,
     /// CQs that lost a completion, and the QP that it was of.
@@ -107,6 +109,10 @@ pub(crate) struct Qp {
     pub ack_wait: AckWait,
     /// The application sends what acknowledgements can travel with: it did so since one last waited.
     pub answers: bool,
+    /// What it has under way to receive buffers.
+    pub standing: Standing,
+    /// Its place in the line for a buffer.
+    pub place: Option<Place>,
     /// Multicast groups that it is attached to.
     pub groups: u32,
     /// When the earliest entry of the device's timer heap for this QP is due.
@@ -138,6 +144,8 @@ impl Qp {
             queued: false,
             ack_wait: AckWait::No,
             answers: false,
+            standing: Standing::default(),
+            place: None,
             groups: 0,
             alarm: None,
             init,
@@ -181,7 +189,8 @@ impl Qp {
 
     /// When a timer runs out.
     pub fn deadline(&self) -> Option<Time> {
-        self.requester.deadline()
+        let look_at = self.place.map(|place| place.look_at);
+        self.requester.deadline().into_iter().chain(look_at).min()
     }
 
     /// Whether packets are taken.

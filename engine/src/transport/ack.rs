@@ -5,9 +5,11 @@ use std::time::Duration;
 use ferroce_wire::aeth::{credits, rnr_timer_us};
 use ferroce_wire::{Aeth, Kind, NakCode, RocePacket, Syndrome};
 
+use super::budget::Buffer;
 use super::payload::{Cursor, Domain};
 use crate::qp::{Qp, Shared};
 use crate::queue::sq::SendWqe;
+use crate::time::Time;
 use crate::verbs::{Operation, VendorError, WcStatus};
 
 impl Qp {
@@ -125,7 +127,7 @@ impl Qp {
     /// acknowledgement only its `answer` moves, and then it is the oldest.
     fn advance(&mut self, shared: &mut Shared<'_>, to: u64, answer: bool) {
         let from = self.requester.una;
-        let (mut at, mut cost) = (from, 0);
+        let (mut at, mut theirs, mut ours) = (from, 0, 0);
         let sent = self.requester.send;
         while at < to {
             let Some(wqe) = self.sq.front() else { break };
@@ -137,7 +139,11 @@ impl Qp {
             // What went back to be sent again does not count as in flight.
             let counted = part.min(sent);
             if counted > at {
-                cost += wqe.cost(shared.cost, self.mtu, at, counted);
+                let cost = wqe.cost(shared.cost, self.mtu, at, counted);
+                match wqe.fills() {
+                    Buffer::Theirs => theirs += cost,
+                    Buffer::Ours => ours += cost,
+                }
             }
             at = part;
             if part < end {
@@ -149,7 +155,7 @@ impl Qp {
             return;
         }
         self.complete_local(shared);
-        self.requester.acked(shared.now, &self.attr, at, cost);
+        self.requester.acked(shared.now, &self.attr, at, theirs, ours);
         if self.requester.send < at {
             let cursor = self.sq.find(at);
             self.requester.skip_to(at, cursor);
@@ -209,6 +215,15 @@ impl Qp {
 
     /// A timer ran out.
     pub fn handle_timeout(&mut self, shared: &mut Shared<'_>) {
+        let due = |time: Time| time <= shared.now;
+        if let Some(place) = &mut self.place
+            && due(place.look_at)
+        {
+            place.look_at = shared.budgets.look(shared.now, place.budget);
+        }
+        if !self.requester.deadline().is_some_and(due) {
+            return;
+        }
         if self.requester.rnr_waiting() {
             self.requester.end_rnr();
         } else {

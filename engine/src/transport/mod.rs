@@ -1,6 +1,7 @@
 //! The transports: what goes on the wire for each work request, and what each packet does.
 
 mod ack;
+pub(crate) mod budget;
 mod execute;
 mod payload;
 mod receive;

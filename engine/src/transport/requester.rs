@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use ferroce_wire::Psn;
 
+use super::budget::Buffer;
 use super::timer::{RoundTrip, local_ack_timeout};
 use super::window::Window;
 use crate::time::Time;
@@ -23,6 +24,8 @@ enum Wait {
     No,
     /// For an acknowledgement: window, credits, fence.
     Ack,
+    /// For its turn in the line for a receive buffer.
+    Turn,
     /// For the end of the time an RNR NAK asked for.
     Rnr,
     /// For ever: the WQE at the cursor can't be sent, and fails so once those before it are done.
@@ -94,6 +97,7 @@ impl Requester {
         self.deadline = None;
         self.unanswered.clear();
         self.boundaries.clear();
+        self.window.rewind();
     }
 
     /// First sequence number, number of packets and send sequence number of the next WQE: a local one has no packets,
@@ -212,6 +216,25 @@ impl Requester {
         self.wait = Wait::Ack;
     }
 
+    /// Waits for its turn in a line before more is sent.
+    pub fn wait_for_turn(&mut self) {
+        self.wait = Wait::Turn;
+    }
+
+    /// Whether it waits for its turn.
+    pub fn waits_for_turn(&self) -> bool {
+        self.wait == Wait::Turn
+    }
+
+    /// Its turn has come; false if it does not wait for that any more.
+    pub fn take_turn(&mut self) -> bool {
+        let waits = self.wait == Wait::Turn;
+        if waits {
+            self.wait = Wait::No;
+        }
+        waits
+    }
+
     /// The WQE at the cursor can't be sent.
     pub fn fail_at_cursor(&mut self, status: WcStatus, reason: VendorError) {
         self.wait = Wait::Failed(status, reason);
@@ -225,16 +248,23 @@ impl Requester {
         }
     }
 
-    /// The packet at `send` has been handed to the link; it stood for `packets` sequence numbers.
-    /// `answered`: the peer is to answer it at once.
-    pub fn packet_sent(&mut self, now: Time, attr: &QpAttr, packets: u32, cost: u64, answered: bool) {
+    /// The packet at `send` has been handed to the link; it stood for `packets` sequence numbers, and fills a buffer by
+    /// `cost`. `answered`: the peer is to answer it at once.
+    pub fn packet_sent(
+        &mut self,
+        now: Time,
+        attr: &QpAttr,
+        packets: u32,
+        (buffer, cost): (Buffer, u64),
+        answered: bool,
+    ) {
         let new = self.send >= self.sent;
         self.send += u64::from(packets);
         if new && answered {
             self.round_trip.sent(self.send, now);
         }
         self.sent = self.sent.max(self.send);
-        self.window.sent(cost);
+        self.window.sent(cost, buffer);
         if self.deadline.is_none() {
             self.restart_timer(now, attr);
         }
@@ -281,8 +311,9 @@ impl Requester {
         }
     }
 
-    /// Everything before `to` is acknowledged (`to` is past `una`); `cost` of it was counted as in flight.
-    pub fn acked(&mut self, now: Time, attr: &QpAttr, to: u64, cost: u64) {
+    /// Everything before `to` is acknowledged (`to` is past `una`). Of that, `theirs` and `ours` were counted as under
+    /// way to the peer's buffer and to ours.
+    pub fn acked(&mut self, now: Time, attr: &QpAttr, to: u64, theirs: u64, ours: u64) {
         self.una = to;
         while self.unanswered.front().is_some_and(|&end| end <= to) {
             self.unanswered.pop_front();
@@ -290,7 +321,7 @@ impl Requester {
         while self.boundaries.front().is_some_and(|&end| end <= to) {
             self.boundaries.pop_front();
         }
-        self.window.acked(cost);
+        self.window.acked(theirs, ours);
         if let (Some(sample), Some(timeout)) =
             (self.round_trip.acked(to, now), local_ack_timeout(attr.timeout))
         {
@@ -298,7 +329,7 @@ impl Requester {
         }
         self.refill(attr);
         self.nak_done = None;
-        if !matches!(self.wait, Wait::Failed(..)) {
+        if !matches!(self.wait, Wait::Failed(..) | Wait::Turn) {
             self.wait = Wait::No;
         }
         self.restart_timer(now, attr);

@@ -2,9 +2,10 @@
 
 use ferroce_wire::Deth;
 
+use super::budget::Buffer;
 use super::payload::Domain;
 use super::request::Request;
-use super::window::PacketCost;
+use super::window::{BUDGET, PacketCost};
 use crate::link::{Path, Transmit, TransmitError};
 use crate::memory::keys::Denied;
 use crate::qp::{Qp, Shared, Turn};
@@ -13,6 +14,10 @@ use crate::verbs::{AsyncEvent, Operation, QpState, QpType, SendFlags, VendorErro
 
 /// In the Q_Key of a UD work request: the QP's own is meant.
 const OWN_QKEY: u32 = 1 << 31;
+
+/// What there must be room for in our buffer before a part of a READ is asked for: many small requests cost more than
+/// few large ones.
+const WORTHWHILE: u64 = BUDGET / 8;
 
 /// What became of the next request.
 enum Step {
@@ -39,6 +44,15 @@ impl SendWqe {
                 self.operation,
                 Operation::AtomicWrite { .. } | Operation::Flush { .. }
             )
+    }
+
+    /// Whose receive buffer it fills.
+    pub fn fills(&self) -> Buffer {
+        if self.fetches() {
+            Buffer::Ours
+        } else {
+            Buffer::Theirs
+        }
     }
 
     /// The cost of its packets from sequence number `from` to before `to`.
@@ -69,7 +83,7 @@ impl Qp {
             if *quantum == 0 {
                 return Turn::More;
             }
-            match self.transmit_request(shared, link) {
+            match self.transmit_request(shared, link, *quantum == 1) {
                 Step::Done => *quantum -= 1,
                 Step::Waits => return Turn::Idle,
                 Step::Full => return Turn::Full,
@@ -83,8 +97,9 @@ impl Qp {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
-    /// Gives the packet at the cursor to the link, or does the local work there.
-    fn transmit_request(&mut self, shared: &mut Shared<'_>, link: &mut dyn Transmit) -> Step {
+    /// Gives the packet at the cursor to the link, or does the local work there. `last` of this turn: the next one may be
+    /// far off, if others wait for the same buffer.
+    fn transmit_request(&mut self, shared: &mut Shared<'_>, link: &mut dyn Transmit, last: bool) -> Step {
         let seq = self.requester.send;
         let index = self.cursor_for(seq);
         let Some(wqe) = self.sq.get(index).copied() else {
@@ -105,26 +120,30 @@ impl Qp {
             let begins = seq == wqe.first;
             let fenced = begins && wqe.flags.contains(SendFlags::FENCE) && self.requester.awaits_answers();
             let credited = !wqe.takes_receive() || self.requester.has_credit(wqe.ssn, wqe.first);
-            let room = if wqe.is_answered() {
-                let part = self.answered_part(shared, &wqe, seq);
-                if let Some(part) = part {
-                    (packets, cost) = part;
-                    if matches!(wqe.operation, Operation::Read { .. }) {
-                        request.dma_len = request.dma_len.min(packets.saturating_mul(self.mtu));
-                    }
-                }
-                part.is_some()
+            let part = if wqe.is_answered() {
+                self.answered_part(shared, &wqe, seq)
             } else {
-                self.requester.window.allows(cost) && self.requester.psn_room() > 0
+                let room = self.requester.window.allows(cost) && self.requester.psn_room() > 0;
+                room.then_some((1, cost))
             };
-            if fenced || !credited || !room {
+            let Some(part) = part.filter(|_| !fenced && credited) else {
                 self.requester.wait_for_ack();
                 return Step::Waits;
+            };
+            let Some((fitting, left)) = self.fit(shared, &wqe, seq, part) else {
+                return Step::Waits;
+            };
+            (packets, cost) = fitting;
+            if matches!(wqe.operation, Operation::Read { .. }) {
+                request.dma_len = request.dma_len.min(packets.saturating_mul(self.mtu));
             }
-            request.ack_request = !wqe.is_answered()
-                && (seq + 1 == wqe.end()
+            if !wqe.is_answered() {
+                request.ack_request = seq + 1 == wqe.end()
+                    || last
+                    || left < cost
                     || self.requester.window.ask(cost)
-                    || begins && !self.requester.is_granted(wqe.ssn));
+                    || begins && !self.requester.is_granted(wqe.ssn);
+            }
         }
         request.psn = self.requester.psn(seq);
         let Some(path) = self.address(&mut request, index) else {
@@ -152,7 +171,7 @@ impl Qp {
             shared.counters.retransmits += u64::from(seq < self.requester.sent);
             let answered = request.ack_request || wqe.is_answered();
             self.requester
-                .packet_sent(shared.now, &self.attr, packets, cost, answered);
+                .packet_sent(shared.now, &self.attr, packets, (wqe.fills(), cost), answered);
             if wqe.is_answered() {
                 self.requester.asked_for_answer();
             }
@@ -226,6 +245,36 @@ impl Qp {
             packets,
             wqe.cost(shared.cost, self.mtu, seq, seq + u64::from(packets)),
         ))
+    }
+
+    /// How much of a part of a WQE (packets and their cost) there is room for in the buffer that it fills, and the room
+    /// that is left then. `None`: there is none now, or others are before us, and we wait for our turn.
+    fn fit(
+        &mut self,
+        shared: &mut Shared<'_>,
+        wqe: &SendWqe,
+        seq: u64,
+        (packets, cost): (u32, u64),
+    ) -> Option<((u32, u64), u64)> {
+        let buffer = wqe.fills();
+        let Some(budget) = self.budget(buffer) else {
+            return Some(((packets, cost), u64::MAX));
+        };
+        let room = self.room(shared.budgets, buffer);
+        let full = shared.cost.of(self.mtu as usize);
+        let least = cost.min(WORTHWHILE.max(full));
+        if least > room || !shared.budgets.is_turn(budget, self.qpn) {
+            self.requester.wait_for_turn();
+            self.leave_line(shared.budgets);
+            self.place = Some(shared.budgets.wait(shared.now, budget, self.qpn, least));
+            return None;
+        }
+        if cost <= room {
+            return Some(((packets, cost), room - cost));
+        }
+        let packets = (room / full).max(1) as u32;
+        let cost = wqe.cost(shared.cost, self.mtu, seq, seq + u64::from(packets));
+        Some(((packets, cost), room.saturating_sub(cost)))
     }
 
     /// Where a request goes; sets its destination QP.

@@ -1,5 +1,6 @@
 //! Pairs of devices, driven by hand over a link in memory: one test per rule.
 
+mod crowd;
 mod errors;
 mod lengths;
 mod one_sided;

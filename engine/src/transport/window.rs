@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use super::budget::Buffer;
+
 /// What the whole buffer of a peer holds, in the units of [`PacketCost`].
 pub(crate) const BUDGET: u64 = 1 << 24;
 
@@ -55,6 +57,8 @@ pub(crate) struct Window {
     /// Up to here it doubles.
     threshold: u64,
     in_flight: u64,
+    /// How much of that comes to our own buffer.
+    fetched: u64,
     /// Sent since the last packet that asked for an acknowledgement.
     unasked: u64,
 }
@@ -65,6 +69,7 @@ impl Default for Window {
             size: FIRST,
             threshold: BUDGET,
             in_flight: 0,
+            fetched: 0,
             unasked: 0,
         }
     }
@@ -106,17 +111,31 @@ impl Window {
         self.unasked = 0;
     }
 
-    /// A packet went out.
+    /// A packet went out, or a request for packets that come back.
     #[inline]
-    pub fn sent(&mut self, cost: u64) {
+    pub fn sent(&mut self, cost: u64, buffer: Buffer) {
         self.in_flight += cost;
         self.unasked += cost;
+        if buffer == Buffer::Ours {
+            self.fetched += cost;
+        }
     }
 
-    /// Packets of this cost arrived.
+    /// What is under way to a buffer.
     #[inline]
-    pub fn acked(&mut self, cost: u64) {
-        self.in_flight = self.in_flight.saturating_sub(cost);
+    pub fn under_way(&self, buffer: Buffer) -> u64 {
+        match buffer {
+            Buffer::Theirs => self.in_flight - self.fetched,
+            Buffer::Ours => self.fetched,
+        }
+    }
+
+    /// Packets of this cost arrived, at the peer's buffer and at ours.
+    #[inline]
+    pub fn acked(&mut self, theirs: u64, ours: u64) {
+        let cost = theirs + ours;
+        self.fetched = self.fetched.saturating_sub(ours);
+        self.in_flight = self.in_flight.saturating_sub(cost).max(self.fetched);
         let growth = if self.size < self.threshold {
             cost
         } else {
@@ -145,6 +164,7 @@ impl Window {
     /// Nothing counts as in flight any more.
     pub fn rewind(&mut self) {
         self.in_flight = 0;
+        self.fetched = 0;
         self.unasked = 0;
     }
 }
@@ -167,25 +187,25 @@ mod tests {
     #[test]
     fn shrinks_by_half_and_grows_again() {
         let mut window = Window::default();
-        window.acked(BUDGET);
+        window.acked(BUDGET, 0);
         assert_eq!(window.size, BUDGET, "doubles until it first loses");
-        window.sent(BUDGET);
+        window.sent(BUDGET, Buffer::Theirs);
         window.lost();
         assert_eq!(window.size, BUDGET / 2);
         assert!(
             window.allows(BUDGET / 2) && window.allows(BUDGET),
             "a few always may"
         );
-        window.sent(BUDGET / 2);
+        window.sent(BUDGET / 2, Buffer::Theirs);
         assert!(!window.allows(1));
-        window.acked(BUDGET / 2);
+        window.acked(BUDGET / 2, 0);
         assert_eq!(window.size, BUDGET / 2 + STEADY, "steadily from there");
         for _ in 0..100 {
             window.lost();
         }
         assert_eq!(window.size, SMALLEST);
         for _ in 0..10_000 {
-            window.acked(window.size);
+            window.acked(window.size, 0);
         }
         assert_eq!(window.size, BUDGET);
     }
@@ -194,14 +214,29 @@ mod tests {
     fn shrinks_where_packets_wait_long() {
         let ms = Duration::from_millis;
         let mut window = Window::default();
-        window.acked(BUDGET);
+        window.acked(BUDGET, 0);
         window.keep_below(ms(10), ms(10));
         assert_eq!(window.size, BUDGET);
         window.keep_below(ms(10), ms(16));
         assert_eq!(window.size, BUDGET * 10 / 16);
         window.keep_below(ms(10), ms(1000));
         assert_eq!(window.size, BUDGET * 10 / 32, "by half at most");
-        window.acked(BUDGET);
+        window.acked(BUDGET, 0);
         assert_eq!(window.size, BUDGET, "and grows as before");
+    }
+
+    #[test]
+    fn knows_whose_buffer_is_filled() {
+        let mut window = Window::default();
+        window.sent(100, Buffer::Theirs);
+        window.sent(50, Buffer::Ours);
+        let under_way = |window: &Window| [Buffer::Theirs, Buffer::Ours].map(|it| window.under_way(it));
+        assert_eq!(under_way(&window), [100, 50]);
+        window.acked(60, 20);
+        assert_eq!(under_way(&window), [40, 30]);
+        window.acked(1000, 0);
+        assert_eq!(under_way(&window), [0, 30]);
+        window.rewind();
+        assert_eq!(under_way(&window), [0, 0]);
     }
 }

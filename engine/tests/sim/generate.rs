@@ -91,6 +91,54 @@ impl Program {
         program
     }
 
+    /// Many QPs of one process towards another, whose buffer has no room for a few packets of each.
+    pub fn crowd(seed: u64) -> Program {
+        let mut rng = Prng::new(seed);
+        let r = &mut rng;
+        let mtu = r.between(3, 5) as u32;
+        let connections = (0..r.between(20, 60)).map(|_| Connection {
+            psn: [psn(r), psn(r)],
+            depth: 16,
+            sig_all: true,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            rd_atomic: 4,
+            streams: [(); 2].map(|()| {
+                let mut stream = messages(r, QpType::Rc, mtu, true, 16, 20);
+                stream.messages.iter_mut().for_each(|message| message.at = 0);
+                stream.receives = receives(r, QpType::Rc, mtu, &stream, false);
+                stream
+            }),
+        });
+        let connections = connections.collect();
+        let conditions = Conditions {
+            delay: Duration::from_micros(20),
+            ..Conditions::default()
+        };
+        let slow = NodeShape {
+            tx_room: (256, 1024),
+            rx_room: (96 << 10, 48 << 10),
+            nap: 200,
+            events: false,
+            one_cq: true,
+            srq: false,
+            region: Region::Plain,
+        };
+        Program {
+            seed,
+            transport: QpType::Rc,
+            ipv6: false,
+            multicast: false,
+            mtu,
+            conditions: [conditions.clone(), conditions],
+            nodes: [slow.clone(), slow],
+            connections,
+            hole: None,
+        }
+    }
+
     /// Makes receives of a shared queue fit any message.
     fn mend(&mut self) {
         for side in 0..2 {

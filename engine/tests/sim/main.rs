@@ -19,7 +19,10 @@ mod shrink;
 mod trace;
 mod windows;
 
+use ferroce_engine::link::sim::IncidentKind;
 use ferroce_engine::verbs::QpType;
+
+use crate::program::Program;
 
 #[test]
 fn rc() {
@@ -63,6 +66,32 @@ fn ud() {
         assert!(
             stats.delivered * 2 > stats.sent && stats.complete * 50 > stats.runs,
             "{stats:?}"
+        );
+    }
+}
+
+/// As many QPs as a small buffer has no room for, towards one process that is slow: nothing is lost, and all get through.
+#[test]
+fn crowd() {
+    for seed in 0..20 {
+        let program = Program::crowd(seed);
+        let outcome =
+            harness::run(&program).and_then(|outcome| check::check(&program, &outcome).map(|_| outcome));
+        let outcome = outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let overflows = outcome
+            .network
+            .incidents()
+            .iter()
+            .filter(|incident| incident.kind == IncidentKind::Overflowed)
+            .count();
+        assert_eq!(
+            (
+                overflows,
+                outcome.counter("rx_nak_sequence"),
+                outcome.counter("timeouts")
+            ),
+            (0, 0, 0),
+            "seed {seed}"
         );
     }
 }

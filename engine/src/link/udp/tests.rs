@@ -507,10 +507,10 @@ fn a_device_without_checksum_offload_gets_single_packets() {
 fn the_window_is_what_the_socket_holds() {
     in_namespace(|| {
         let [a, mut b] = links();
+        let socket = socket::sender(&path(V4), 0xd000).unwrap();
         for len in [60, 300, 1036, 2060, 4108] {
             let window = a.window(len + 4);
             // Twice the window, from a foreign sender whose packets the kernel does not merge.
-            let socket = socket::sender(&path(V4), 0xd000).unwrap();
             let count = 2 * window as usize / (len + 4);
             for _ in 0..count {
                 send_foreign(&socket, 0xd000, 0, &mut packet(1 << 16, len, 1));
