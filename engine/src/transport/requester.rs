@@ -431,7 +431,7 @@ mod tests {
         requester.posted(1 << 23);
         requester.posted(1 << 23);
         let send = |requester: &mut Requester, packets: u32| {
-            requester.packet_sent(Time::ZERO, &attr, packets, 1, true);
+            requester.packet_sent(Time::ZERO, &attr, packets, (Buffer::Theirs, 1), true);
         };
         // Of a READ of 2^31 bytes in packets of 256, one packet waits.
         assert_eq!(requester.psn_room(), (1 << 23) - 1);
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(requester.outstanding_seq(requester.psn(newest)), Some(newest));
         assert_eq!(requester.outstanding_seq(requester.psn(0)), Some(0));
         assert_eq!(requester.outstanding_seq(requester.psn(newest + 1)), None);
-        requester.acked(Time::ZERO, &attr, 1000, 1000);
+        requester.acked(Time::ZERO, &attr, 1000, 1000, 0);
         assert_eq!(requester.psn_room(), 1000);
         assert_eq!(
             requester.outstanding_seq(requester.psn(999)),
