@@ -173,7 +173,7 @@ impl Node {
         };
         let access = Access::LOCAL_WRITE | REMOTE | kind;
         let mr = ok("reg_mr", device.reg_mr(pd, addr, len, addr, access))?;
-        let bindable = Access::LOCAL_WRITE | Access::MW_BIND;
+        let bindable = Access::LOCAL_WRITE | Access::MW_BIND | kind & Access::ZERO_BASED;
         let closed = ok(
             "reg_mr",
             device.reg_mr(pd, base, arena.len as u64, base, bindable),
@@ -750,7 +750,7 @@ impl Node {
                     window,
                     rkey,
                     lkey: self.closed,
-                    addr: slot.addr,
+                    addr: slot.addr - self.origin,
                     len: if unbind { 0 } else { slot.length.into() },
                     access,
                 })
