@@ -10,7 +10,10 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, State};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tracing::{debug, warn};
+
+use crate::daemon::sys;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100;
@@ -33,6 +36,8 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// MTU in bytes.
     pub mtu: u32,
+    /// Speed in Mbit/s; 0 if it does not tell.
+    pub speed: u32,
     /// Administratively up.
     pub up: bool,
     /// Up, and the other end is there as well.
@@ -110,6 +115,10 @@ pub fn interfaces() -> io::Result<Interfaces> {
             }
         },
     )?;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    for interface in interfaces.values_mut() {
+        interface.speed = sys::link_speed(socket.as_fd(), &interface.name).unwrap_or(0);
+    }
     Ok(interfaces)
 }
 

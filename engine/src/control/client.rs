@@ -441,6 +441,7 @@ mod tests {
             guid: 0,
             mac: [0; 6],
             mtu: 65_536,
+            speed: 0,
             up: true,
             lo: true,
             gids: Vec::new(),

@@ -8,6 +8,7 @@
 
 mod client;
 pub mod protocol;
+mod rate;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::environment;
 
 pub use client::{Client, Event, Lease};
+pub use rate::Rate;
 
 /// Number of the slot that belongs to the daemon itself (QP0 and QP1 live there).
 pub const DAEMON_SLOT: u8 = 0;
@@ -76,7 +78,7 @@ impl GidEntry {
 }
 
 /// A device as the daemon sees it now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// Name of the RDMA device, `ferroce_<netdev>` unless given by `ferroce link add`.
     pub name: String,
@@ -92,6 +94,8 @@ pub struct DeviceInfo {
     pub mac: [u8; 6],
     /// MTU of the interface in bytes (IP packet size).
     pub mtu: u32,
+    /// Speed of the interface in Mbit/s; 0 where it does not tell.
+    pub speed: u32,
     /// The interface is up and has a carrier: the port is ACTIVE, otherwise DOWN.
     pub up: bool,
     /// The interface is the loopback.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::{DeviceInfo, Refusal, Report};
 
 /// Version of the messages; both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Release of this build, shown when versions differ.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Name of the daemon's socket in the abstract namespace, which the kernel keeps per network namespace.

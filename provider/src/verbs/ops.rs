@@ -50,6 +50,7 @@ const OPS: &[(&str, *const c_void)] = &[
     ("post_srq_recv", post::post_srq_recv as *const c_void),
     ("query_device_ex", query::query_device_ex as *const c_void),
     ("query_port", query::query_port as *const c_void),
+    ("query_port_speed", query::query_port_speed as *const c_void),
     ("query_qp", qp::query_qp as *const c_void),
     ("query_rt_values", query::query_rt_values as *const c_void),
     ("query_srq", srq::query_srq as *const c_void),

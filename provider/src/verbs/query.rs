@@ -167,6 +167,7 @@ pub(super) unsafe extern "C" fn query_port(
 /// The attributes of the port.
 fn port_attr(context: &Context, mtu: PathMtu) -> ibv_port_attr {
     let info = context.info();
+    let rate = info.rate();
     ibv_port_attr {
         state: if info.up { 4 } else { 1 }, // ACTIVE, DOWN
         max_mtu: PathMtu::Mtu4096.code().into(),
@@ -184,14 +185,32 @@ fn port_attr(context: &Context, mtu: PathMtu) -> ibv_port_attr {
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: 2,                         // 4X
-        active_speed: 32,                        // EDR
+        active_width: rate.width_code(),
+        active_speed: rate.speed_code(),
         phys_state: if info.up { 5 } else { 3 }, // LinkUp, Disabled
         link_layer: 2,                           // Ethernet
         flags: 1,                                // a GRH is required
         port_cap_flags2: 0,
         active_speed_ex: 0, // `active_speed` says it
     }
+}
+
+/// The speed of the port in units of 100 Mbit/s.
+pub(super) unsafe extern "C" fn query_port_speed(
+    public: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    verb(|| {
+        if port != PORT {
+            return Err(VerbsError::Invalid);
+        }
+        // SAFETY: libibverbs passes an open context of this provider.
+        let rate = unsafe { Context::of(public) }.info().rate();
+        // SAFETY: the program passes room for it.
+        unsafe { speed.write(rate.hundreds().into()) };
+        Ok(())
+    })
 }
 
 /// The clock of timestamps.

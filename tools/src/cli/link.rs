@@ -165,6 +165,7 @@ mod tests {
             guid: 0x0011_2233_4455_6677,
             mac: [0; 6],
             mtu: 1500,
+            speed: 10_000,
             up: true,
             lo: false,
             gids: vec![None, Some(GidEntry::roce_v2("10.0.0.1".parse().unwrap()))],

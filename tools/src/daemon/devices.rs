@@ -215,6 +215,7 @@ impl Devices {
             guid: self.free_guid(&interface, ifindex),
             mac: [0; 6],
             mtu: 0,
+            speed: 0,
             up: false,
             lo: interface.lo,
             gids: Vec::new(),
@@ -274,6 +275,7 @@ fn describe(info: &mut DeviceInfo, interface: &Interface, gids: &GidTable) {
     info.netdev.clone_from(&interface.name);
     info.mac = interface.mac;
     info.mtu = interface.mtu;
+    info.speed = interface.speed;
     info.up = interface.carrier;
     info.gids = gids.entries();
 }
@@ -319,6 +321,7 @@ mod tests {
             name: name.into(),
             mac,
             mtu: 1500,
+            speed: 1000,
             up: true,
             carrier: true,
             lo: name == "lo",

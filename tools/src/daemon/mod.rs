@@ -15,7 +15,7 @@ mod port;
 mod server;
 mod slots;
 mod sockets;
-mod sys;
+pub(crate) mod sys;
 mod tree;
 
 use std::io;

@@ -104,7 +104,7 @@ pub fn picture(info: &DeviceInfo) -> Picture {
         if info.up { "5: LinkUp" } else { "3: Disabled" }.to_owned(),
     );
     put("ports/1/link_layer", "Ethernet".to_owned());
-    put("ports/1/rate", "100 Gb/sec (4X EDR)".to_owned());
+    put("ports/1/rate", info.rate().to_string());
     put("ports/1/lid", "0x0".to_owned());
     put("ports/1/lid_mask_count", "0".to_owned());
     put("ports/1/sm_lid", "0x0".to_owned());
@@ -188,6 +188,7 @@ pub mod tests {
             guid: 0x5054_00ff_fe00_0001,
             mac: [0x52, 0x54, 0, 0, 0, 1],
             mtu: 1500,
+            speed: 10_000,
             up: true,
             lo: false,
             gids: addresses

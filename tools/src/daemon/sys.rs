@@ -134,6 +134,44 @@ pub fn termination_signals() -> io::Result<OwnedFd> {
     }
 }
 
+/// Speed of a network interface in Mbit/s (ETHTOOL_GSET); `None` if it does not tell. Any socket of its namespace does.
+pub fn link_speed(socket: BorrowedFd<'_>, interface: &str) -> Option<u32> {
+    const ETHTOOL_GSET: u32 = 1;
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    const UNKNOWN: u32 = u32::MAX;
+    /// `struct ethtool_cmd`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Settings {
+        command: u32,
+        modes: [u32; 2],
+        speed: u16,
+        port: [u8; 6],
+        packets: [u32; 2],
+        speed_high: u16,
+        rest: [u16; 7],
+    }
+    const { assert!(size_of::<Settings>() == 44) };
+    let mut settings = Settings {
+        command: ETHTOOL_GSET,
+        ..Settings::default()
+    };
+    // SAFETY: zeros are a request without a name.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if interface.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut settings).cast();
+    // SAFETY: the request names an interface and points to the structure of its command, which is live.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
+    let speed = u32::from(settings.speed) | u32::from(settings.speed_high) << 16;
+    // Virtual interfaces say 0 or -1, of which drivers give one half or both.
+    (result == 0 && speed != 0 && speed != UNKNOWN && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
 /// Makes every descriptor from 3 on close-on-exec: a detached daemon must keep no pipe of its
 /// starter open.
 pub fn close_inherited_on_exec() -> io::Result<()> {
