@@ -15,11 +15,11 @@ SUFFIXES := 34 57 59 64 65
 MULTIARCH = $(or $(shell $(CC) -print-multiarch 2>/dev/null),.)
 DRIVERDIR = $(PREFIX)/lib/$(MULTIARCH)/libibverbs
 
-.PHONY: help build demo test interop bench fuzz deny install uninstall clean
+.PHONY: help build demo test test-full interop bench fuzz deny install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 build: ## build the commands, the provider files and the shim (release) into target/release
 	@tests/setup build
@@ -36,6 +36,10 @@ demo: build ## the main job: ibv_rc_pingpong between two processes over loopback
 test: build ## all tests that need no virtual machine
 	@tests/setup test
 	@tests/run $(BIN)
+
+test-full: build ## the same with all real programs everywhere and longer simulations: an hour
+	@tests/setup test
+	@FULL=1 FERROCE_SEEDS=$${FERROCE_SEEDS:-10000} tests/run $(BIN)
 
 interop: build ## against Linux Soft-RoCE, in a guest (root, or access to /dev/net/tun)
 	@tests/setup interop

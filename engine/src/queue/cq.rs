@@ -11,7 +11,7 @@ use crate::verbs::{VerbsError, Wc, WcStatus};
 
 /// What wakes the reader of a completion channel.
 pub trait CqNotify: Send + Sync {
-    /// The armed CQ got completions. Called at most once per [`Cq::arm`], without the CQ's lock, but with the
+    /// The armed CQ has completions. Called at most once per [`Cq::arm`], without the CQ's lock, but maybe with the
     /// engine's: it must not call the engine.
     fn completion(&self);
 }
@@ -55,9 +55,25 @@ struct Ring {
     held: u32,
     /// When the event comes that these wait for.
     event_at: Option<Time>,
+    /// Completions pushed so far: the number of the newest.
+    newest: u64,
+    /// The newest that is solicited or an error.
+    solicited: u64,
+    /// The newest of which an event has told.
+    told: u64,
 }
 
 impl Ring {
+    /// Whether a completion waits of which no event has told, and that is worth one to who armed it so.
+    fn untold(&self, armed: Armed) -> bool {
+        let known = self.told.max(self.newest - self.entries.len() as u64);
+        match armed {
+            Armed::No => false,
+            Armed::Solicited => self.solicited > known,
+            Armed::Any => self.newest > known,
+        }
+    }
+
     /// Whether the event is due now that a completion came which asks for it.
     fn is_event_due(&mut self, now: Time) -> bool {
         let Moderation { count, period } = self.moderation;
@@ -68,11 +84,12 @@ impl Ring {
         self.held >= u32::from(count) && count > 0 || self.moderation == Moderation::default()
     }
 
-    /// Ends what [`Cq::arm`] began.
+    /// Ends what [`Cq::arm`] began, for its event comes.
     fn disarm(&mut self) {
         self.armed = Armed::No;
         self.held = 0;
         self.event_at = None;
+        self.told = self.newest;
     }
 }
 
@@ -118,6 +135,9 @@ impl Cq {
                 moderation: Moderation::default(),
                 held: 0,
                 event_at: None,
+                newest: 0,
+                solicited: 0,
+                told: 0,
             }),
         })
     }
@@ -176,12 +196,21 @@ impl Cq {
     }
 
     /// Asks for one event at the next completion, or the next that is solicited or an error.
+    ///
+    /// One that came since the last event and still waits counts too, as on hardware: programs (UCX) arm, and sleep
+    /// without another poll.
     pub fn arm(&self, solicited_only: bool) {
         let mut ring = self.ring.lock();
         if !solicited_only {
             ring.armed = Armed::Any;
         } else if ring.armed == Armed::No {
             ring.armed = Armed::Solicited;
+        }
+        // Not if an event that is held back will tell of it.
+        if ring.held == 0 && ring.untold(ring.armed) {
+            ring.disarm();
+            drop(ring);
+            self.notify();
         }
     }
 
@@ -202,11 +231,15 @@ impl Cq {
             }
             ring.entries.pop_front();
         }
+        ring.newest += 1;
+        if solicited || wc.status != WcStatus::Success {
+            ring.solicited = ring.newest;
+        }
         ring.entries.push_back(wc);
         self.len.store(ring.entries.len(), Ordering::Release);
         let asked = match ring.armed {
             Armed::No => false,
-            Armed::Solicited => solicited || wc.status != WcStatus::Success,
+            Armed::Solicited => ring.solicited == ring.newest,
             Armed::Any => true,
         };
         let before = ring.event_at;
@@ -261,7 +294,12 @@ impl Cq {
 
     fn retain(&self, keep: impl Fn(&Wc) -> bool) {
         let mut ring = self.ring.lock();
+        let solicited = ring.untold(Armed::Solicited);
         ring.entries.retain(keep);
+        if solicited {
+            // Which one it was is not known any more: it may be one that stays.
+            ring.solicited = ring.newest;
+        }
         self.len.store(ring.entries.len(), Ordering::Release);
     }
 }
@@ -348,6 +386,7 @@ mod tests {
         let fired = || count.0.load(Ordering::Relaxed);
         cq.push(wc(0, 7), true).unwrap();
         assert_eq!(fired(), 0, "not armed");
+        assert_eq!(cq.poll(&mut [Wc::default()]), 1);
         cq.arm(true);
         cq.push(wc(1, 7), false).unwrap();
         assert_eq!(fired(), 0, "not solicited");
@@ -386,12 +425,16 @@ mod tests {
             )
             .unwrap()
         };
+        let arm = || {
+            cq.poll(&mut [Wc::default(); 8]);
+            cq.arm(false);
+        };
         cq.moderate(Moderation {
             count: 3,
             period: us(10),
         });
         assert_eq!(push(0), None, "not armed");
-        cq.arm(false);
+        arm();
         assert_eq!(
             [push(1), push(2), push(3), push(4)],
             [Some(at(11)), None, None, None]
@@ -399,7 +442,7 @@ mod tests {
         assert_eq!(fired(), 1, "with the third");
         cq.expire(at(11));
         assert_eq!(fired(), 1, "not armed again");
-        cq.arm(false);
+        arm();
         assert_eq!([push(20), push(21)], [Some(at(30)), None]);
         cq.expire(at(29));
         assert_eq!(fired(), 1);
@@ -413,13 +456,43 @@ mod tests {
             (1, us(9), [6, 6]),
         ] {
             cq.moderate(Moderation { count, period });
-            cq.arm(false);
+            arm();
             for fires in expected {
                 push(40);
                 assert_eq!(fired(), fires, "{count} {period:?}");
             }
             cq.expire(at(45));
         }
+    }
+
+    #[test]
+    fn arming_sees_what_came_before() {
+        let count = Count::default();
+        let cq = Cq::new(1, 16, 0, Some(Box::new(count.clone()))).unwrap();
+        let fired = || count.0.load(Ordering::Relaxed);
+        let mut out = [Wc::default(); 2];
+        cq.push(wc(0, 7), false).unwrap();
+        cq.arm(true);
+        assert_eq!(fired(), 0, "not solicited");
+        cq.arm(false);
+        assert_eq!(fired(), 1, "it waits untold");
+        cq.push(wc(1, 7), true).unwrap();
+        cq.push(wc(2, 7), false).unwrap();
+        assert_eq!(cq.poll(&mut out), 2);
+        cq.arm(true);
+        assert_eq!(fired(), 1, "the solicited one is polled");
+        cq.arm(false);
+        assert_eq!(fired(), 2);
+        cq.arm(false);
+        assert_eq!(fired(), 2, "an event has told of it");
+        assert_eq!(cq.poll(&mut out), 1);
+        cq.push(wc(3, 7), true).unwrap();
+        assert_eq!(fired(), 3);
+        cq.push(wc(4, 7), true).unwrap();
+        cq.push(wc(5, 8), false).unwrap();
+        cq.remove_qp(8);
+        cq.arm(true);
+        assert_eq!(fired(), 4, "the solicited one is still there");
     }
 
     #[test]

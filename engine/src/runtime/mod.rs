@@ -317,6 +317,7 @@ impl Engine {
         if !self.usable() {
             return;
         }
+        let _guest = Guest::enter();
         cq.arm(solicited_only);
         self.shared.pulse.armed();
     }

@@ -47,8 +47,9 @@ impl Qp {
             shared.counters.drop_sequence += 1;
             return;
         }
+        let header = network_header(packet);
         let placed = self
-            .place(shared, true, &network_header(packet).to_bytes())
+            .place(shared, true, &header.to_bytes())
             .and_then(|()| self.place(shared, false, roce.payload()));
         match placed {
             Ok(()) => {
@@ -56,6 +57,7 @@ impl Qp {
                     opcode: WcOpcode::Recv,
                     src_qp: deth.src_qpn,
                     flags: WcFlags::GRH,
+                    service_level: packet_type(&header),
                     ..Wc::default()
                 };
                 self.complete_recv(shared, roce, wc);
@@ -70,6 +72,15 @@ impl Qp {
             }
             Err(_) => shared.counters.drop_no_receive += 1,
         }
+    }
+}
+
+/// The kind of packet, which hardware tells in the completion's service level, as RoCE has none: bit 3, UDP; bits 2..0,
+/// the network header, 1 IPv6 or 2 IPv4. UCX knows only by that what the first 40 bytes hold.
+fn packet_type(header: &GrhArea) -> u8 {
+    match header {
+        GrhArea::V6(_) => 0b1001,
+        GrhArea::V4(_) => 0b1010,
     }
 }
 

@@ -24,8 +24,9 @@ const MORE_CAPABILITIES: u64 = 1 << 38 | 1 << 40;
 const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 /// Vendor id of devices that have none.
 const NO_VENDOR: u32 = 0xff_ffff;
-/// `IBV_ATOMIC_GLOB`: atomics of peers are atomic towards the CPUs, for CPUs do them.
-const ATOMIC_GLOB: u32 = 2;
+/// `IBV_ATOMIC_HCA`, as hardware says: programs such as UCX use the atomics of no other kind. They are more than that
+/// promises: atomic towards the CPUs too, for CPUs do them.
+const ATOMIC_HCA: u32 = 1;
 /// Page sizes from 4 KiB to 2 GiB; all are the same here.
 const PAGE_SIZES: u64 = 0xffff_f000;
 /// As long as an answer may take, as an exponent of 4.096 us; what most drivers say.
@@ -128,7 +129,7 @@ fn device_attr(context: &Context) -> ibv_device_attr_ex {
     attr.max_qp_rd_atom = limits.max_rd_atomic.into();
     attr.max_qp_init_rd_atom = limits.max_rd_atomic.into();
     attr.max_res_rd_atom = number(limits.max_qp.saturating_mul(limits.max_rd_atomic.into()));
-    attr.atomic_cap = ATOMIC_GLOB;
+    attr.atomic_cap = ATOMIC_HCA;
     attr.max_mcast_grp = number(limits.max_mcast_grp);
     attr.max_mcast_qp_attach = number(limits.max_mcast_qp_attach);
     attr.max_total_mcast_qp_attach = number(limits.max_mcast_grp.saturating_mul(limits.max_mcast_qp_attach));

@@ -55,6 +55,7 @@ fn datagrams_carry_their_network_header() {
         (WcOpcode::Recv, 51, pair.a.qpn, 7)
     );
     assert_eq!(wc.flags, WcFlags::GRH | WcFlags::WITH_IMM);
+    assert_eq!(wc.service_level, 0b1010, "UDP over IPv4");
     let got = pair.b.target(51);
     assert_eq!(got[40..], pair.a.source(11));
     // IPv4, 20 + 8 + BTH 12 + DETH 8 + ImmDt 4 + 11 + pad 1 + ICRC 4 = 68 bytes, DF, TTL 64, UDP.
@@ -70,6 +71,7 @@ fn ipv6_header_in_front() {
     pair.b.recv(1, 5000);
     datagram(&mut pair.a, 1, 4, to, QKEY).unwrap();
     pair.run();
+    assert_eq!(pair.b.recv_full()[0].service_level, 0b1001, "UDP over IPv6");
     let got = pair.b.target(44);
     assert_eq!(got[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
     assert_eq!((got[8], got[23], got[24], got[39]), (0xfe, 1, 0xfe, 2));
