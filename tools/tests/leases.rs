@@ -189,15 +189,18 @@ fn fork_does_not_keep_the_slot_of_a_dead_process() {
     }
     let _daemon = Daemon::start(&[]);
     // The protocol by hand: hello, then a request (variant 0, and a text with its length before it).
-    let python = "import os, socket, sys\n\
+    let python = format!(
+        "import os, socket, sys\n\
         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(b'\\0ferroced')\n\
-        s.send(b'FRRC\\x01\\x00test'); s.recv(9999); s.recv(9999)\n\
+        s.send(b'FRRC' + ({}).to_bytes(2, 'little') + b'test'); s.recv(9999); s.recv(9999)\n\
         s.send(b'\\x00\\x0aferroce_lo'); socket.recv_fds(s, 9999, 3)\n\
         child = os.fork()\n\
         if child: print(child, flush=True)\n\
-        sys.stdin.read()";
+        sys.stdin.read()",
+        protocol::VERSION
+    );
     let mut parent = Command::new("python3")
-        .args(["-c", python])
+        .args(["-c", &python])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
