@@ -2,6 +2,7 @@
  * changes in them, and the domains that they and other objects are made in. */
 #define _GNU_SOURCE
 #include "verbs_pair.h"
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/ioctl.h>
@@ -538,31 +539,51 @@ static void domains(void)
     CHECK(!ibv_destroy_ah(ah) && !ibv_dealloc_pd(pd), "dealloc_pd");
 }
 
-/* struct udmabuf_create of linux/udmabuf.h */
-struct part { uint32_t memfd, flags; uint64_t offset, size; };
+/* A DMA buffer of LENGTH bytes, by udmabuf or by a graphics driver (vgem will do); -1 where there are none.
+ * The structures and requests are those of linux/udmabuf.h and drm/drm.h. */
+static int dma_buffer(void)
+{
+    struct { uint32_t memfd, flags; uint64_t offset, size; } part = {.size = LENGTH};
+    struct { uint32_t height, width, bpp, flags, handle, pitch; uint64_t size; } dumb = {.height = LENGTH / PAGE, .width = PAGE / 4, .bpp = 32};
+    struct { uint32_t handle, flags; int32_t fd; } prime = {.flags = O_RDWR | O_CLOEXEC, .fd = -1};
+    int fd = -1, memfd = memfd_create("test", MFD_ALLOW_SEALING), device = open("/dev/udmabuf", O_RDWR);
+    part.memfd = memfd;
+    if (device >= 0 && !ftruncate(memfd, LENGTH) && !fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK))
+        fd = ioctl(device, _IOC(_IOC_WRITE, 'u', 0x42, sizeof part), &part);
+    close(memfd);
+    for (int card = 0; fd < 0 && card < 4; card++) {
+        char path[32];
+        snprintf(path, sizeof path, "/dev/dri/card%d", card);
+        close(device);
+        device = open(path, O_RDWR);
+        if (device >= 0 && !ioctl(device, _IOC(_IOC_READ | _IOC_WRITE, 'd', 0xb2, sizeof dumb), &dumb) && dumb.size >= LENGTH) {
+            prime.handle = dumb.handle;
+            if (!ioctl(device, _IOC(_IOC_READ | _IOC_WRITE, 'd', 0x2d, sizeof prime), &prime))
+                fd = prime.fd;
+        }
+    }
+    close(device);
+    return fd;
+}
 
 static void dma_buffers(void)
 {
     start();
-    int memfd = memfd_create("test", MFD_ALLOW_SEALING), closed = dup(memfd);
+    int memfd = memfd_create("test", 0), closed = dup(memfd);
     CHECK(!ftruncate(memfd, LENGTH) && !close(closed), "memfd: %s", strerror(errno));
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, PAGE, 0, closed, ALL), EBADF);
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, PAGE, 0, memfd, ALL), EINVAL); /* no DMA buffer */
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, PAGE, 8, memfd, ALL), EINVAL);
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, PAGE, 0, memfd, IBV_ACCESS_REMOTE_WRITE), EINVAL);
-    int device = open("/dev/udmabuf", O_RDWR);
-    if (device < 0) {
-        puts("no /dev/udmabuf to make a DMA buffer by");
+    int fd = dma_buffer();
+    if (fd < 0) {
+        puts("no device here gives DMA buffers");
         return;
     }
-    CHECK(!fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), "seal");
-    struct part part = {.memfd = memfd, .size = LENGTH};
-    int fd = ioctl(device, _IOW('u', 0x42, struct part), &part);
-    CHECK(fd >= 0, "UDMABUF_CREATE: %s", strerror(errno));
-    unsigned char *shared = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    unsigned char *shared = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK(shared != MAP_FAILED, "mmap: %s", strerror(errno));
-    MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, LENGTH + 1, 0, fd, ALL), EINVAL);
-    MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, LENGTH, PAGE, 0, fd, ALL), EINVAL);
+    MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, 1 << 30, 0, fd, ALL), EINVAL);
+    MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 1 << 30, PAGE, 0, fd, ALL), EINVAL);
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, 0, 0, fd, ALL), EINVAL);
     MAKES_NOTHING(ibv_reg_dmabuf_mr(pair[1].pd, 0, PAGE, 0, fd, ALL | IBV_ACCESS_ON_DEMAND), EINVAL);
     struct ibv_mr *mr = ibv_reg_dmabuf_mr(pair[1].pd, PAGE + 8, 2 * PAGE, 0x7000008, fd, ALL);
@@ -570,9 +591,94 @@ static void dma_buffers(void)
     CHECK(!close(fd), "close"); /* the region keeps the buffer */
     gives(rdma(IBV_WR_RDMA_WRITE, (uintptr_t)from, from_mr->lkey, 0x7000010, mr->rkey, 5000), IBV_WC_SUCCESS, "WRITE");
     CHECK(!memcmp(shared + PAGE + 16, from, 5000), "the DMA buffer has other bytes");
+    gives(rdma(IBV_WR_ATOMIC_FETCH_AND_ADD, (uintptr_t)to, to_mr->lkey, 0x7000008, mr->rkey, 8), IBV_WC_SUCCESS, "FETCH_ADD");
+    CHECK(*(uint64_t *)(shared + PAGE + 8) == 1, "the counter in the DMA buffer");
     errno = 0;
     FAILS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, LENGTH, 0), IBV_REREG_MR_ERR_INPUT);
     CHECK(!ibv_dereg_mr(mr), "dereg_mr");
+    puts("with a DMA buffer");
+}
+
+/* struct ibv_mr_init_attr, of rdma-core 59 and later. */
+struct mr_attr {
+    size_t length;
+    int access;
+    uint64_t comp_mask, iova;
+    void *addr;
+    int fd;
+    uint64_t fd_offset;
+    void *dmah, *buf;
+};
+enum { WITH_IOVA = 1, WITH_ADDR = 2, WITH_FD = 4, WITH_FD_OFFSET = 8, WITH_DMAH = 16 };
+
+/* What only newer libraries have: ibv_reg_mr_ex (59), ibv_dm_export_dmabuf_fd (62), ibv_alloc_buf (64). */
+static void newer(void)
+{
+    struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct mr_attr *) = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+    void *(*alloc_dmah)(struct ibv_context *, void *) = dlsym(RTLD_DEFAULT, "ibv_alloc_dmah");
+    int (*export_dm)(struct ibv_dm *) = dlsym(RTLD_DEFAULT, "ibv_dm_export_dmabuf_fd");
+    void *(*alloc_buf)(struct ibv_pd *, size_t, void **) = dlsym(RTLD_DEFAULT, "ibv_alloc_buf");
+    struct ibv_mr *(*reg_buf_mr)(struct ibv_pd *, void *, void *, size_t, int) = dlsym(RTLD_DEFAULT, "ibv_reg_buf_mr");
+    void (*free_buf)(void *) = dlsym(RTLD_DEFAULT, "ibv_free_buf");
+    if (!reg_mr_ex) {
+        puts("this library has no ibv_reg_mr_ex");
+        return;
+    }
+    start();
+    struct mr_attr plain = {.length = LENGTH, .access = ALL, .comp_mask = WITH_ADDR, .addr = to}, attr = plain;
+    struct ibv_mr *mr = reg_mr_ex(pair[1].pd, &attr);
+    CHECK(mr && mr->addr == to && mr->length == LENGTH && mr->pd == pair[1].pd, "reg_mr_ex: %s", strerror(errno));
+    write_checked(mr, (uintptr_t)to, to, "WRITE");
+    CHECK(!ibv_dereg_mr(mr), "dereg_mr");
+    attr.comp_mask |= WITH_IOVA;
+    attr.iova = 0x5000000;
+    mr = reg_mr_ex(pair[1].pd, &attr);
+    CHECK(mr, "reg_mr_ex with an address of its own: %s", strerror(errno));
+    write_checked(mr, 0x5000000, to, "WRITE");
+    CHECK(!ibv_dereg_mr(mr), "dereg_mr");
+    static const uint64_t wrong[] = {0, WITH_IOVA, WITH_FD, WITH_FD | WITH_FD_OFFSET, WITH_ADDR | WITH_FD_OFFSET,
+        WITH_ADDR | WITH_FD | WITH_FD_OFFSET | WITH_IOVA, WITH_FD | WITH_IOVA};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        attr = plain;
+        attr.comp_mask = wrong[i];
+        MAKES_NOTHING(reg_mr_ex(pair[1].pd, &attr), EINVAL);
+    }
+    int unknown = 99;
+    attr = plain;
+    attr.comp_mask |= WITH_DMAH;
+    attr.dmah = &unknown;
+    MAKES_NOTHING(reg_mr_ex(pair[1].pd, &attr), EOPNOTSUPP);
+    attr.comp_mask = WITH_ADDR | 1ull << 40;
+    MAKES_NOTHING(reg_mr_ex(pair[1].pd, &attr), EOPNOTSUPP);
+    attr = (struct mr_attr){.length = 2 * PAGE, .access = ALL, .comp_mask = WITH_FD | WITH_FD_OFFSET | WITH_IOVA, .fd = dma_buffer(), .fd_offset = PAGE};
+    if (attr.fd >= 0) {
+        mr = reg_mr_ex(pair[1].pd, &attr);
+        CHECK(mr && mr->addr == (void *)PAGE, "reg_mr_ex of a DMA buffer: %s", strerror(errno));
+        gives(rdma(IBV_WR_RDMA_WRITE, (uintptr_t)from, from_mr->lkey, 8, mr->rkey, 100), IBV_WC_SUCCESS, "WRITE");
+        CHECK(!ibv_dereg_mr(mr), "dereg_mr");
+    } else
+        MAKES_NOTHING(reg_mr_ex(pair[1].pd, &attr), EBADF);
+    uint32_t hints[4] = {0};
+    MAKES_NOTHING(alloc_dmah(pair[0].context, hints), EOPNOTSUPP);
+    if (export_dm) {
+        struct ibv_alloc_dm_attr dm_attr = {.length = 4096};
+        struct ibv_dm *dm = ibv_alloc_dm(pair[0].context, &dm_attr);
+        CHECK(dm, "alloc_dm: %s", strerror(errno));
+        FAILS(export_dm(dm), -1);
+        CHECK(errno == EOPNOTSUPP && !ibv_free_dm(dm), "export sets %s", strerror(errno));
+    }
+    if (alloc_buf) {
+        void *buf;
+        unsigned char *at = alloc_buf(pair[1].pd, LENGTH, &buf);
+        CHECK(at, "alloc_buf: %s", strerror(errno));
+        MAKES_NOTHING(reg_buf_mr(pair[1].pd, buf, at, LENGTH + 1, ALL), EINVAL);
+        mr = reg_buf_mr(pair[1].pd, buf, at, LENGTH, ALL);
+        CHECK(mr, "reg_buf_mr: %s", strerror(errno));
+        write_checked(mr, (uintptr_t)at, at, "WRITE to a buffer of the library");
+        CHECK(!ibv_dereg_mr(mr), "dereg_mr");
+        free_buf(buf);
+    }
+    puts("all that newer libraries have");
 }
 
 /* What this device can't do says so. */
@@ -653,7 +759,7 @@ int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } cases[] = {{"rights", rights}, {"addresses", addresses},
         {"rereg", rereg}, {"null", null_region}, {"on-demand", on_demand}, {"device-memory", device_memory}, {"domains", domains},
-        {"dma-buffers", dma_buffers}, {"imports", imports}, {"fork-safe", fork_safe}, {"atomics", atomics}};
+        {"dma-buffers", dma_buffers}, {"newer", newer}, {"imports", imports}, {"fork-safe", fork_safe}, {"atomics", atomics}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
             cases[i].run();

@@ -11,10 +11,10 @@ const DMA_BUF_MAGIC: i64 = 0x444d_4142;
 /// A part of a DMA buffer, mapped into the process.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Where the page of the first byte is mapped.
+    /// Where the buffer begins.
     start: *mut c_void,
     len: usize,
-    /// The first byte.
+    /// Where the part begins.
     addr: u64,
 }
 
@@ -32,22 +32,11 @@ impl Mapping {
             .checked_add(length as u64)
             .filter(|&end| length > 0 && end <= size)
             .ok_or(VerbsError::Invalid)?;
-        let first = offset & !(page_size() - 1);
-        let (Ok(file_offset), Ok(len)) = (libc::off_t::try_from(first), usize::try_from(end - first)) else {
-            return Err(VerbsError::Invalid);
-        };
+        // From its beginning on: graphics drivers are known to map that whatever offset is asked for.
+        let len = usize::try_from(end).map_err(|_| VerbsError::Invalid)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping, wherever the kernel likes.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                protection,
-                libc::MAP_SHARED,
-                fd,
-                file_offset,
-            )
-        };
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, 0) };
         if start == libc::MAP_FAILED {
             return Err(match io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOMEM) => VerbsError::NoMemory,
@@ -57,11 +46,11 @@ impl Mapping {
         Ok(Mapping {
             start,
             len,
-            addr: start as u64 + (offset - first),
+            addr: start as u64 + offset,
         })
     }
 
-    /// Where the first byte is.
+    /// Where the part begins.
     pub fn addr(&self) -> u64 {
         self.addr
     }

@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn alloc_pd(public: *mut ibv_context) -> *mut ibv_p
 
 /// Makes a parent domain, which may stand wherever the PD that it extends may.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
-    public: *mut ibv_context,
+    _: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     make(|| {
@@ -123,7 +123,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let functions = attr.alloc.zip(attr.free).filter(|_| given(WITH_ALLOCATORS));
         let mut domain = Box::new(Pd {
             public: ibv_pd {
-                context: public,
+                context: pd.public.context,
                 handle: pd.public.handle,
             },
             context: pd.context.clone(),

@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;
 use std::ptr;
 
+use ferroce_engine::runtime::Guest;
 use ferroce_engine::verbs::VerbsError;
 
 use super::pd::Pd;
@@ -37,6 +38,34 @@ unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
+impl Allocator {
+    /// Asks for memory; `None` where the provider shall find it itself.
+    fn give(&self, layout: Layout, resource: Resource) -> Option<*mut c_void> {
+        let _guest = Guest::enter();
+        // SAFETY: these are the arguments that the function expects.
+        let at = unsafe {
+            (self.alloc)(
+                self.domain,
+                self.context,
+                layout.size(),
+                layout.align(),
+                resource as u64,
+            )
+        };
+        (at != IBV_ALLOCATOR_USE_DEFAULT).then_some(at)
+    }
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// It must have been given for this resource, and be used no more.
+    unsafe fn take(&self, at: *mut c_void, resource: Resource) {
+        let _guest = Guest::enter();
+        // SAFETY: as the caller says.
+        unsafe { (self.free)(self.domain, self.context, at, resource as u64) };
+    }
+}
+
 /// Where memory came from: an allocator, or the heap.
 type Origin = Option<(Allocator, Resource)>;
 
@@ -67,19 +96,9 @@ impl<T> Place<T> {
     /// The program's allocator may call verbs itself: no lock must be held.
     pub fn find(domain: Option<&Pd>, resource: Resource) -> Result<Place<T>, VerbsError> {
         let layout = Housed::<T>::LAYOUT;
-        let given = domain.and_then(Pd::allocator).and_then(|allocator| {
-            // SAFETY: these are the arguments that the function expects.
-            let at = unsafe {
-                let Allocator {
-                    alloc,
-                    domain,
-                    context,
-                    ..
-                } = allocator;
-                alloc(domain, context, layout.size(), layout.align(), resource as u64)
-            };
-            (at != IBV_ALLOCATOR_USE_DEFAULT).then_some((at, allocator))
-        });
+        let given = domain
+            .and_then(Pd::allocator)
+            .and_then(|allocator| Some((allocator.give(layout, resource)?, allocator)));
         let (at, from) = match given {
             Some((at, allocator)) => (at, Some((allocator, resource))),
             // SAFETY: the layout is not of zero bytes.
@@ -140,15 +159,7 @@ unsafe fn free<T>(at: *mut Housed<T>, from: Origin) {
     // SAFETY: as the caller says.
     unsafe {
         match from {
-            Some((
-                Allocator {
-                    free,
-                    domain,
-                    context,
-                    ..
-                },
-                resource,
-            )) => free(domain, context, at.cast(), resource as u64),
+            Some((allocator, resource)) => allocator.take(at.cast(), resource),
             None => dealloc(at.cast(), Housed::<T>::LAYOUT),
         }
     }
