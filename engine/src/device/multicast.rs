@@ -25,6 +25,7 @@ impl Device {
     /// Attaches a UD QP to a group, from which it then gets a copy of each packet. Once is enough: again changes nothing.
     /// EINVAL: no UD QP; ENOMEM: too many groups, or QPs of one.
     pub fn attach_multicast(&mut self, qpn: u32, group: IpAddr) -> Result<Others, VerbsError> {
+        self.alive()?;
         let qp = self.qps.get_mut(qpn).ok_or(VerbsError::NotFound)?;
         if qp.init.qp_type != QpType::Ud || !group.is_multicast() {
             return Err(VerbsError::Invalid);

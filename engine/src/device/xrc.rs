@@ -38,6 +38,7 @@ impl Device {
         create: bool,
         exclusive: bool,
     ) -> Result<XrcdId, VerbsError> {
+        self.alive()?;
         room(self.xrcds.len(), self.limits.max_pd)?;
         let known = file.and_then(|_| self.xrcds.values().find(|xrcd| xrcd.file == file));
         let domain = match known.map(|xrcd| xrcd.domain) {
@@ -102,6 +103,7 @@ impl Device {
 
     /// Opens a target QP of the domain once more: it then ends when all have closed it. EINVAL if there is no such QP.
     pub fn open_qp(&mut self, xrcd: XrcdId, qpn: u32) -> Result<(), VerbsError> {
+        self.alive()?;
         let domain = self.domain(xrcd)?;
         let qp = self.qps.get_mut(qpn).ok_or(VerbsError::Invalid)?;
         if qp.init.qp_type != QpType::XrcRecv || qp.domain != Some(domain) {
