@@ -186,6 +186,9 @@ static void type_1(void)
     refused(IBV_WR_RDMA_WRITE, mw->rkey, at(8191), 2, "a byte behind");
     refused(IBV_WR_RDMA_WRITE, to_mr->rkey, at(4096), 1, "the region, which has no remote rights");
     FAILS(ibv_dereg_mr(to_mr), EBUSY);
+    CHECK(ibv_rereg_mr(to_mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, FULL) && errno == EBUSY,
+        "a region with a window is registered again: %s", strerror(errno));
+    allowed(IBV_WR_RDMA_WRITE, mw->rkey, at(4096), 1, "the window, after that");
 
     /* It moves by a bind, at once. */
     uint32_t second = mw->rkey;
@@ -386,6 +389,11 @@ static void misuse(void)
     FAILS(bind2(two, two->rkey, unknown), EINVAL);
     FAILS(bind2(two, two->rkey, none), EINVAL);
     FAILS(bind2(two, two->rkey, info_of(to_mr, 0, 0, 0)), EINVAL);
+    struct ibv_mr *null = ibv_alloc_null_mr(pair[1].pd), *from_zero = reg_with(pair[1].pd, to, LENGTH, FULL | IBV_ACCESS_ZERO_BASED);
+    CHECK(null, "alloc_null_mr: %s", strerror(errno));
+    FAILS(bind1(one, (struct ibv_mw_bind_info){null, 0, 64, WINDOW}), EOPNOTSUPP);
+    FAILS(bind2(two, two->rkey, (struct ibv_mw_bind_info){null, 0, 64, WINDOW}), EOPNOTSUPP);
+    FAILS(bind1(one, (struct ibv_mw_bind_info){from_zero, 0, 64, WINDOW}), EINVAL);
 
     struct ibv_qp_init_attr init = {.send_cq = pair[1].cq, .recv_cq = pair[1].cq, .qp_type = IBV_QPT_UD,
         .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
@@ -551,6 +559,14 @@ static void zero_based(void)
     allowed(IBV_WR_RDMA_READ, mw->rkey, 4095, 1, "the last byte");
     refused(IBV_WR_RDMA_READ, mw->rkey, 4095, 2, "a byte behind");
     refused(IBV_WR_RDMA_READ, mw->rkey, at(4096), 1, "the address");
+    /* The address of a bind is in the terms of the region. */
+    struct ibv_mr *mr = reg_with(pair[1].pd, to, LENGTH, FULL | IBV_ACCESS_ZERO_BASED);
+    mw = window(IBV_MW_TYPE_2);
+    FAILS(bind2(mw, mw->rkey, (struct ibv_mw_bind_info){mr, 8192, 64, WINDOW}), 0);
+    expect(&pair[1], IBV_WC_SUCCESS, "bind to a zero-based region");
+    allowed(IBV_WR_RDMA_WRITE, mw->rkey, 8192, 64, "a window of a zero-based region");
+    CHECK(to[8192] == 'f' && to[8255] == 'f' && to[8256] == 't', "where it was written");
+    refused(IBV_WR_RDMA_WRITE, mw->rkey, 8191, 1, "a byte in front of it");
 }
 
 /* UC has windows too. */

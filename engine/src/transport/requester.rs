@@ -47,8 +47,8 @@ pub(crate) struct Requester {
     pub una: u64,
     /// Index of the WQE that `send` belongs to.
     pub cursor: u64,
-    /// Index of the first WQE that was never begun: no packet of it was sent, or it is local and was not done. What is
-    /// local is done once, so going back stops short of nothing but what is before this.
+    /// Index of the first WQE that was never begun: no packet of it was sent, or it is local and was not done. Local
+    /// work before this is done, and is not done again when the cursor passes it after going back.
     pub begun: u64,
     /// WQEs ever posted, which is the index of the next one.
     posted: u64,

@@ -121,6 +121,52 @@ fn every_operation() {
     });
 }
 
+/// An initiator binds windows; a target, which binds none, has none that its peer may invalidate.
+#[test]
+fn windows() {
+    let mut pair = xrc();
+    let [one, _] = srqs(&pair);
+    let pd = pair.a.dev.query_qp(pair.a.qpn).unwrap().1.pd.unwrap();
+    for (wr_id, mw_type) in [(1, MwType::Type1), (2, MwType::Type2)] {
+        let (window, rkey) = pair.a.dev.alloc_mw(pd, mw_type).unwrap();
+        let bind = Operation::BindMw(MwBind {
+            window,
+            rkey,
+            lkey: pair.a.mr.lkey,
+            addr: BASE,
+            len: 64,
+            access: Access::REMOTE_WRITE,
+        });
+        let wr = |operation| SendWr {
+            wr_id,
+            operation,
+            ..SendWr::default()
+        };
+        pair.a.post(&wr(bind)).unwrap();
+        pair.run();
+        assert_eq!(pair.a.send_wcs(), [(wr_id, OK)]);
+        if mw_type == MwType::Type2 {
+            pair.a.post(&wr(Operation::LocalInvalidate(rkey))).unwrap();
+            pair.run();
+            assert_eq!(pair.a.send_wcs(), [(wr_id, OK)]);
+        }
+    }
+    let key = pair.b.mr.rkey;
+    recv(&mut pair, 10, one, 10);
+    post(&mut pair, 3, one, Operation::SendInv(key), BASE, 10);
+    let sent = pair.a.sent();
+    assert_eq!(opcodes(&sent), [Opcode::XrcSendOnlyInv]);
+    let packet = sent[0].roce();
+    assert_eq!(
+        (packet.xrceth().unwrap().srqn, packet.ieth().unwrap().rkey),
+        (one.0, key)
+    );
+    pair.b.receive_all(&sent);
+    pair.run();
+    assert_eq!(pair.a.send_wcs(), [(3, WcStatus::RemAccessErr)]);
+    assert_eq!(pair.b.recv_wcs(), [(10, WcStatus::RemInvReqErr)]);
+}
+
 #[test]
 fn an_empty_queue_is_not_ready() {
     let mut pair = xrc();
