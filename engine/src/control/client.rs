@@ -14,7 +14,7 @@ use rustix::time::{
 };
 
 use super::protocol::{self, Datagram, Hello, Reply, Request, Welcome};
-use super::{ControlError, DeviceInfo, Refusal, Report};
+use super::{ControlError, DeviceInfo, Peer, Refusal, Report};
 
 /// Time from the end of a daemon to the first look for the next; doubled with each look.
 const FIRST_PATIENCE: Duration = Duration::from_millis(50);
@@ -375,9 +375,12 @@ fn open_connection(flags: SocketFlags) -> Result<OwnedFd, ControlError> {
         Errno::CONNREFUSED => ControlError::NoDaemon,
         other => io("connect")(other),
     })?;
-    let daemon = sockopt::socket_peercred(&socket).map_err(io("SO_PEERCRED"))?.uid;
-    if !daemon.is_root() && daemon != rustix::process::geteuid() {
-        return Err(ControlError::Untrusted { uid: daemon.as_raw() });
+    let daemon = Peer::of(socket.as_fd()).map_err(|source| ControlError::Io {
+        what: "SO_PEERCRED",
+        source,
+    })?;
+    if daemon.uid != 0 && daemon.uid != rustix::process::geteuid().as_raw() {
+        return Err(ControlError::Untrusted { uid: daemon.uid });
     }
     Ok(socket)
 }

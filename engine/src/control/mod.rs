@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod client;
+mod peer;
 pub mod protocol;
 mod rate;
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::environment;
 
 pub use client::{Client, Event, Lease};
+pub use peer::Peer;
 pub use rate::Rate;
 
 /// Number of the slot that belongs to the daemon itself (QP0 and QP1 live there).
@@ -254,4 +256,21 @@ pub enum ControlError {
         /// Its error.
         source: std::io::Error,
     },
+}
+
+impl ControlError {
+    /// What a call that failed for this reason leaves in `errno`.
+    pub fn errno(&self) -> i32 {
+        match self {
+            ControlError::NoDaemon | ControlError::Refused(Refusal::UnknownDevice { .. }) => libc::ENODEV,
+            ControlError::Untrusted { .. } | ControlError::Refused(Refusal::NotPermitted { .. }) => {
+                libc::EACCES
+            }
+            ControlError::Refused(Refusal::SlotTableFull { .. } | Refusal::TooManyConnections) => {
+                libc::ENOSPC
+            }
+            ControlError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            _ => libc::EIO,
+        }
+    }
 }

@@ -63,6 +63,17 @@ pub enum OpenError {
     Setting(String),
 }
 
+impl OpenError {
+    /// What a call that failed for this reason leaves in `errno`.
+    pub fn errno(&self) -> i32 {
+        match self {
+            OpenError::Control(error) => error.errno(),
+            OpenError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            OpenError::Setting(_) => libc::EINVAL,
+        }
+    }
+}
+
 /// Names a subscription to asynchronous events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SubscriptionId(u64);

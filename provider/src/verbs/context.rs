@@ -55,19 +55,19 @@ impl Context {
         name: &str,
         cmd_fd: c_int,
     ) -> *mut c_void {
-        let parts = Engine::open(name)
-            .map_err(|error| error.to_string())
-            .and_then(|engine| {
-                let (events, async_fd) = AsyncPipe::new().map_err(|error| error.to_string())?;
-                Ok((engine, events, async_fd))
-            });
+        let engine = Engine::open(name).map_err(|error| (error.errno(), error.to_string()));
+        let parts = engine.and_then(|engine| {
+            let pipe = AsyncPipe::new()
+                .map_err(|error| (error.raw_os_error().unwrap_or(libc::EIO), error.to_string()));
+            pipe.map(|(events, async_fd)| (engine, events, async_fd))
+        });
         let (engine, events, async_fd) = match parts {
             Ok(parts) => parts,
-            Err(error) => {
+            Err((errno, error)) => {
                 say(format_args!("{name} can't be opened: {error}"));
                 // SAFETY: the descriptor is ours to close.
                 unsafe { libc::close(cmd_fd) };
-                set_errno(libc::EIO);
+                set_errno(errno);
                 return ptr::null_mut();
             }
         };

@@ -3,6 +3,7 @@
 pub mod decode;
 pub mod installation;
 pub mod link;
+pub mod program;
 pub mod run;
 pub mod starter;
 pub mod status;

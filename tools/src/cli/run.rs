@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -10,7 +11,7 @@ use ferroce_engine::control::protocol::Request;
 use ferroce_engine::control::{ControlError, TREE_VARIABLE};
 
 use super::installation::Installation;
-use super::{CliError, starter};
+use super::{CliError, program, starter};
 
 const ENVIRONMENT: &str = "Environment that the program heeds (more in ferroce(8)):
   FERROCE_LOG=debug                 What Ferroce does, on standard error
@@ -44,6 +45,14 @@ impl Run {
             other => drop(other?),
         }
         let (program, arguments) = self.command.split_first().ok_or(CliError::NoDaemon)?;
+        if let Some(why) = program::obstacle(program) {
+            // To a closed standard error nothing can be said.
+            let program = program.to_string_lossy();
+            _ = writeln!(
+                io::stderr(),
+                "ferroce: `{program}` {why}: it finds no devices itself, only what it starts may"
+            );
+        }
         let provider = installation.provider.as_os_str();
         let source = Command::new(program)
             .args(arguments)

@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_engine::control::protocol::{self, Hello, Reply, Request};
-use ferroce_engine::control::{DeviceInfo, Refusal};
+use ferroce_engine::control::{DeviceInfo, Peer, Refusal};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, UCred, shutdown, sockopt};
-use rustix::process::{PidfdFlags, geteuid, pidfd_open};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
 use super::sys;
 
@@ -21,7 +21,7 @@ pub struct Connection {
     /// Becomes readable when the process ends, even if a forked child still has the connection.
     pub process: Option<OwnedFd>,
     /// The process, as it was when it connected.
-    pub peer: UCred,
+    pub peer: Peer,
     /// What it leases.
     pub lease: Option<LeaseState>,
     greeted: bool,
@@ -53,11 +53,10 @@ pub enum Incoming {
 impl Connection {
     /// Takes a fresh connection.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let peer = sockopt::socket_peercred(&socket)?;
-        // A process of another pid namespace has pid 0 here: then only its connection tells its end.
-        let process = Some(peer.pid)
-            .filter(|pid| pid.as_raw_nonzero().get() > 0)
-            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let peer = Peer::of(socket.as_fd())?;
+        // A process of another pid namespace is not seen here: then only its connection tells its end.
+        let pid = peer.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Ok(Self {
             socket,
             process,
@@ -74,22 +73,21 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Process id of the peer.
+    /// Process id of the peer; 0 for one of another pid namespace, as the kernel says it.
     pub fn pid(&self) -> u32 {
-        self.peer.pid.as_raw_nonzero().get().unsigned_abs()
+        self.peer.pid.unwrap_or(0)
     }
 
     /// Root, the daemon's own user and members of the group are admitted.
     pub fn check_permission(&self, group: Option<u32>) -> Result<(), Refusal> {
         let in_group = |group: u32| {
-            self.peer.gid.as_raw() == group
-                || sys::peer_groups(self.socket()).is_ok_and(|all| all.contains(&group))
+            self.peer.gid == group || sys::peer_groups(self.socket()).is_ok_and(|all| all.contains(&group))
         };
         if self.is_owner() || group.is_some_and(in_group) {
             return Ok(());
         }
         Err(Refusal::NotPermitted {
-            uid: self.peer.uid.as_raw(),
+            uid: self.peer.uid,
             daemon_uid: geteuid().as_raw(),
         })
     }
@@ -97,7 +95,7 @@ impl Connection {
     /// Whether the peer is root or the daemon's own user. Members of the group may use devices, no more: not change
     /// them for all, nor have the heirloom, which gives access to the sockets of every slot.
     pub fn is_owner(&self) -> bool {
-        self.peer.uid.is_root() || self.peer.uid == geteuid()
+        self.peer.uid == 0 || self.peer.uid == geteuid().as_raw()
     }
 
     /// Refuses what only an owner may do.
@@ -106,7 +104,7 @@ impl Connection {
             return Ok(());
         }
         Err(Refusal::NotOwner {
-            uid: self.peer.uid.as_raw(),
+            uid: self.peer.uid,
             daemon_uid: geteuid().as_raw(),
         })
     }

@@ -541,7 +541,7 @@ impl Server {
                     device: lease.device.clone(),
                     pid: connection.pid(),
                     command: command_name(connection.pid()),
-                    uid: connection.peer.uid.as_raw(),
+                    uid: connection.peer.uid,
                     report: query.reports.remove(id),
                 })));
             }

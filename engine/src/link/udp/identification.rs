@@ -40,8 +40,8 @@ struct Flow {
 
 /// Recovers ids, and remembers flows.
 pub(super) struct Identification {
-    flows: Box<[Flow; FLOWS]>,
-    lengths: [(u16, IdRecovery); LENGTHS],
+    flows: Vec<Flow>,
+    lengths: Vec<(u16, IdRecovery)>,
     /// Packets whose id was recovered and accepted.
     pub recovered: u64,
     /// Packets whose id did not continue the flow.
@@ -51,8 +51,8 @@ pub(super) struct Identification {
 impl Identification {
     pub fn new() -> Identification {
         Identification {
-            flows: Box::new([Flow::default(); FLOWS]),
-            lengths: [(0, IdRecovery::for_total_len(0)); LENGTHS],
+            flows: vec![Flow::default(); FLOWS],
+            lengths: vec![(0, IdRecovery::for_total_len(0)); LENGTHS],
             recovered: 0,
             refused: 0,
         }
