@@ -78,10 +78,8 @@ impl Qp {
     fn execute(&mut self, shared: &mut Shared<'_>, roce: &RocePacket<'_>) {
         match self.execute_request(shared, roce) {
             Ok(done) => {
-                self.responder.accept(done.packets, done.completes);
-                if done.answered {
-                    self.responder.answer_instead();
-                } else if roce.bth().ack_request {
+                self.responder.accept(done.packets, done.completes, done.answered);
+                if !done.answered && roce.bth().ack_request {
                     self.responder.acknowledge();
                 }
             }

@@ -49,6 +49,9 @@ pub(crate) struct Target {
 pub(crate) struct Responder {
     /// PSN expected next.
     pub epsn: Psn,
+    /// The newest PSN that an ACK may name. That of a READ or atomic would tell a peer whose answer was lost that it has
+    /// it: rxe completes the request then.
+    ack_psn: Psn,
     /// Messages completed, modulo 2^24.
     pub msn: u32,
     /// A NAK of the expected PSN was sent, and what lies behind it is dropped in silence.
@@ -86,6 +89,7 @@ impl Responder {
     pub fn new(max_sge: u32, pd: PdId, srq: Option<SrqId>) -> Responder {
         Responder {
             epsn: Psn::new(0),
+            ack_psn: Psn::new(0),
             msn: 0,
             nak_sent: false,
             ahead: Psn::new(0),
@@ -108,6 +112,7 @@ impl Responder {
     pub fn start(&mut self, psn: Psn) {
         self.resources.clear();
         self.epsn = psn;
+        self.ack_psn = psn.sub(1);
         self.msn = 0;
         self.nak_sent = false;
         self.message = None;
@@ -144,9 +149,13 @@ impl Responder {
         std::mem::take(&mut self.receiving).then_some(self.active.wr_id)
     }
 
-    /// The request expected has been carried out, and took so many PSNs; `completes` a message.
-    pub fn accept(&mut self, packets: u32, completes: bool) {
+    /// The request expected has been carried out, and took so many PSNs; `completes` a message; `answered`: by more than
+    /// an ACK, and that acknowledges all before it too.
+    pub fn accept(&mut self, packets: u32, completes: bool, answered: bool) {
         self.epsn = self.epsn.add(packets);
+        if !answered {
+            self.ack_psn = self.epsn.sub(1);
+        }
         self.nak_sent = false;
         if completes {
             self.msn = (self.msn + 1) & 0xff_ffff;
@@ -160,6 +169,9 @@ impl Responder {
             }
             _ => {}
         }
+        if answered && matches!(self.response, Some(Syndrome::Ack { .. })) {
+            self.response = None;
+        }
     }
 
     /// The newest request is to be acknowledged, and all before it with that. A NAK that is due says the same.
@@ -167,13 +179,6 @@ impl Responder {
         self.response.get_or_insert(Syndrome::Ack {
             credit: NO_CREDIT_LIMIT,
         });
-    }
-
-    /// The READ or atomic just accepted will be answered, and that acknowledges all before it too.
-    pub fn answer_instead(&mut self) {
-        if matches!(self.response, Some(Syndrome::Ack { .. })) {
-            self.response = None;
-        }
     }
 
     /// Keeps the answer of the request expected; its message is the next to complete.
@@ -210,7 +215,7 @@ impl Responder {
     pub fn response(&self) -> Option<Response> {
         let syndrome = self.response?;
         let psn = match syndrome {
-            Syndrome::Ack { .. } => self.epsn.sub(1),
+            Syndrome::Ack { .. } => self.ack_psn,
             _ => self.epsn,
         };
         Some(Response {

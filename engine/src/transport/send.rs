@@ -236,8 +236,14 @@ impl Qp {
             return None;
         }
         let all = wqe.cost(shared.cost, self.mtu, seq, end);
-        if self.requester.window.has_room(all) {
+        // What was asked for before is asked for again as one, whatever the window: rxe, once it has answered a later part
+        // again, refuses an earlier one.
+        let again = seq < self.requester.sent;
+        if self.requester.window.has_room(all) || again && self.requester.window.is_empty() {
             return Some((left, all));
+        }
+        if again {
+            return None;
         }
         let full = shared.cost.of(self.mtu as usize);
         let packets = left.min(self.requester.window.packets(full)?);

@@ -82,6 +82,11 @@ impl Window {
         self.in_flight < FEW * cost || self.has_room(cost)
     }
 
+    /// Whether nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.in_flight == 0
+    }
+
     /// Whether packets of this cost altogether fit.
     #[inline]
     pub fn has_room(&self, cost: u64) -> bool {
