@@ -1,8 +1,12 @@
 //! Messages of no bytes, of pieces without bytes, inline data of the most bytes, and messages longer than there are.
 
-use ferroce_wire::Opcode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferroce_wire::{Opcode, PathMtu};
 
 use super::pair::*;
+use crate::memory::{AtomicOp, Fault, Memory};
 use crate::verbs::*;
 
 const OK: WcStatus = WcStatus::Success;
@@ -202,6 +206,103 @@ fn the_longest_message() {
         pair.a.post(&wr).unwrap();
         pair.a.go_to(QpState::Err);
         assert_eq!(pair.a.send_wcs().len(), 2);
+    }
+}
+
+/// Memory of any length, whose bytes say where they are: words that hold their addresses, in both devices.
+#[derive(Default)]
+struct Endless {
+    written: AtomicU64,
+}
+
+/// Where messages come from, and where they go.
+const FROM: u64 = 1 << 40;
+const TO: u64 = 2 << 40;
+
+impl Memory for Endless {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Fault> {
+        into[..8].copy_from_slice(&(addr - FROM).to_ne_bytes());
+        Ok(())
+    }
+
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), Fault> {
+        assert_eq!(from[..8], (addr - TO).to_ne_bytes());
+        let before = self.written.fetch_add(from.len() as u64, Ordering::Relaxed);
+        assert_eq!(before, addr - TO, "in order, and once");
+        Ok(())
+    }
+
+    fn atomic(&self, addr: u64, _: AtomicOp) -> Result<u64, Fault> {
+        Err(Fault { addr })
+    }
+
+    fn populate(&self, _: u64, _: u64, _: bool) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_longest_message_arrives() {
+    const LONGEST: u32 = 1 << 31;
+    for (qp_type, read) in [(QpType::Uc, false), (QpType::Rc, true)] {
+        let memory = Arc::new(Endless::default());
+        let mut pair = Pair::new(&Setup {
+            qp_type,
+            mtu: PathMtu::Mtu4096,
+            window: 1 << 20,
+            memory: Some(memory.clone()),
+            ..Setup::default()
+        });
+        let register = |side: &mut Side, addr| {
+            let len = LONGEST.into();
+            let mr = side
+                .dev
+                .reg_mr(side.pd, addr, len, addr, Access::LOCAL_WRITE | REMOTE);
+            mr.unwrap()
+        };
+        let (local, remote) = if read { (TO, FROM) } else { (FROM, TO) };
+        let mr = register(&mut pair.a, local);
+        // In pieces, so that the message is where no single one is.
+        let piece = |n: u32, length: u32| Sge {
+            addr: local + (u64::from(n) << 30),
+            length,
+            lkey: mr.lkey,
+        };
+        let sges = [piece(0, 1 << 30), piece(1, 1 << 30)];
+        let there = register(&mut pair.b, remote);
+        if read {
+            let operation = Operation::Read {
+                addr: remote,
+                rkey: there.rkey,
+            };
+            post(&mut pair, operation, SendFlags::empty(), &sges);
+        } else {
+            let whole = [Sge {
+                addr: remote,
+                length: LONGEST,
+                lkey: there.lkey,
+            }];
+            let wr = RecvWr {
+                wr_id: 2,
+                sges: &whole,
+            };
+            pair.b.dev.post_recv(pair.b.qpn, &wr).unwrap();
+            post(&mut pair, Operation::Send, SendFlags::empty(), &sges);
+        }
+        loop {
+            let (from_a, from_b) = (pair.a.some(), pair.b.some());
+            if from_a.is_empty() && from_b.is_empty() {
+                break;
+            }
+            pair.b.receive_all(&from_a);
+            pair.a.receive_all(&from_b);
+        }
+        assert_eq!(pair.a.send_wcs(), [(1, OK)]);
+        assert_eq!(memory.written.load(Ordering::Relaxed), LONGEST.into());
+        if !read {
+            let wc = pair.b.recv_full()[0];
+            assert_eq!((wc.status, wc.byte_len), (OK, LONGEST));
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
 use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, PdId, Progress, QpInit, SrqId, XrcdId};
 use crate::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
-use crate::memory::Fault;
 use crate::memory::sim::SimMemory;
+use crate::memory::{Fault, Memory};
 use crate::queue::Cq;
 use crate::time::Time;
 use crate::verbs::*;
@@ -126,6 +126,8 @@ pub struct Setup {
     pub sig_all: bool,
     pub srq: Option<u32>,
     pub window: u32,
+    /// What the devices reach instead of the sides' own memory.
+    pub memory: Option<Arc<dyn Memory>>,
 }
 
 impl Default for Setup {
@@ -147,6 +149,7 @@ impl Default for Setup {
             sig_all: true,
             srq: None,
             window: 64 * 1024,
+            memory: None,
         }
     }
 }
@@ -163,7 +166,7 @@ impl Side {
         let window = setup.window;
         let mut dev = Device::new(DeviceConfig {
             slot: number,
-            memory: memory.clone(),
+            memory: setup.memory.clone().unwrap_or(memory.clone()),
             seed: [number; 32],
             mtu: PathMtu::Mtu4096,
             limits: Limits::default(),
@@ -365,6 +368,16 @@ impl Side {
             ..Sent::default()
         };
         while self.dev.transmit_acks(self.now, &mut sent, acks) == Progress::More {}
+        sent.packets
+    }
+
+    /// Some of what the device sends now.
+    pub fn some(&mut self) -> Vec<Packet> {
+        let mut sent = Sent {
+            room: 64,
+            ..Sent::default()
+        };
+        self.dev.transmit(self.now, &mut sent);
         sent.packets
     }
 
