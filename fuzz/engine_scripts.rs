@@ -1,6 +1,7 @@
 //! Scripts to begin with for the target `engine`: its actions by name, as `engine/tests/script/mod.rs` reads them.
 
-/// A script being written. QPs: 0-1 and 6-7 are RC pairs (6 and 7 on the SRQ), 2-3 UC (3 on the SRQ), 4-5 UD (5 too).
+/// A script being written. QPs: 0-1 and 6-7 are RC pairs (6 and 7 on the SRQ), 2-3 UC (3 on the SRQ), 4-5 UD (5 too);
+/// with XRC, 6 is an initiator and 7 its target.
 #[derive(Clone)]
 struct Script(Vec<u8>);
 
@@ -18,12 +19,20 @@ const SEND_INV: &[u8] = &[0x40, 2, 0, 0];
 const LOCAL_INV: &[u8] = &[0x46, 2, 0, 0];
 /// Binds window 2 to 4096 bytes from 0x2000 on, under tag 5.
 const BIND: &[u8] = &[14, 0, 0, 0x8a, 5, 0x20, 0, 0x20, 0];
+const ATOMIC_WRITE: &[u8] = &[10, 0x80, 0];
+/// Of 256 bytes.
+const FLUSH: &[u8] = &[11, 0x80, 0, 1, 0];
 const FETCH_ADD: &[u8] = &[5, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 impl Script {
     /// Path MTU 256 << `mtu`, CQs with room.
     fn new(mtu: u8) -> Script {
         Script(vec![mtu])
+    }
+
+    /// The same, with XRC.
+    fn xrc() -> Script {
+        Script(vec![0x20])
     }
 
     fn act(mut self, qp: u8, action: u8, bytes: &[u8]) -> Script {
@@ -199,6 +208,42 @@ pub fn all() -> Vec<(&'static str, Vec<u8>)> {
                 .send(0, COMPARE_SWAP, 8)
                 .send(0, FETCH_ADD, 8)
                 .exchange(2, 2),
+        ),
+        (
+            "rc-flush-atomic-write",
+            new()
+                .send(0, WRITE, 600)
+                .local(0, FLUSH)
+                .send(0, ATOMIC_WRITE, 8)
+                .exchange(5, 3),
+        ),
+        (
+            "xrc-send",
+            Script::xrc()
+                .receive(7, 600)
+                .send(6, SEND, 600)
+                .exchange(3, 1),
+        ),
+        (
+            "xrc-rnr",
+            Script::xrc()
+                .send(6, SEND_IMM, 600)
+                .exchange(3, 1)
+                .receive(7, 600)
+                .wait()
+                .exchange(3, 1),
+        ),
+        (
+            "xrc-read-write",
+            Script::xrc()
+                .send(6, WRITE, 600)
+                .send(6, READ, 600)
+                .send(6, FETCH_ADD, 8)
+                .exchange(5, 5),
+        ),
+        (
+            "xrc-forged",
+            Script::xrc().act(7, 20, &[&[0xaa, 0, 0, 0x80, 20][..], &[0; 22]].concat()),
         ),
         (
             "rc-window",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_engine::device::{
-    Acks, Device, DeviceConfig, Limits, MrChange, MwId, PdId, Progress, QpInit, SrqId,
+    Acks, Device, DeviceConfig, Limits, MrChange, MwId, PdId, Progress, QpInit, SrqId, XrcdId,
 };
 use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
@@ -31,20 +31,34 @@ const DEPTH: u32 = 8;
 const SRQ_DEPTH: u32 = 8;
 /// First PSN of every QP: near the wrap.
 const FIRST_PSN: u32 = 0xff_fffc;
+/// What peers may do.
+const REMOTE: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL);
 /// Packets that wait to be delivered at most; more are lost.
 const WIRE: usize = 256;
 
-/// The QPs: type, index of the peer, on the SRQ.
-const QPS: [(QpType, usize, bool); 8] = [
-    (QpType::Rc, 1, false),
-    (QpType::Rc, 0, false),
-    (QpType::Uc, 3, false),
-    (QpType::Uc, 2, true),
-    (QpType::Ud, 5, false),
-    (QpType::Ud, 4, true),
-    (QpType::Rc, 7, true),
-    (QpType::Rc, 6, true),
-];
+/// A QP: type, index of the peer, on an SRQ.
+type Shape = (QpType, usize, bool);
+
+/// The QPs, without XRC and with it.
+const QPS: [[Shape; 8]; 2] = {
+    let mut plain = [
+        (QpType::Rc, 1, false),
+        (QpType::Rc, 0, false),
+        (QpType::Uc, 3, false),
+        (QpType::Uc, 2, true),
+        (QpType::Ud, 5, false),
+        (QpType::Ud, 4, true),
+        (QpType::Rc, 7, true),
+        (QpType::Rc, 6, true),
+    ];
+    let without = plain;
+    plain[6].0 = QpType::XrcSend;
+    plain[7].0 = QpType::XrcRecv;
+    [without, plain]
+};
 
 /// Reads a script; after its end everything is 0.
 struct Script<'a>(&'a [u8]);
@@ -148,10 +162,15 @@ struct World {
     windows: [Option<(MwId, u32)>; 4],
     cqs: [Arc<Cq>; 2],
     srq: SrqId,
+    xrcd: XrcdId,
+    xrc_srq: SrqId,
+    qps: [Shape; 8],
     qpns: Vec<u32>,
     sends: Vec<Ledger>,
     receives: Vec<Ledger>,
     shared: Ledger,
+    /// Receives of the XRC SRQ.
+    named: Ledger,
     next_id: u64,
     overrun: bool,
 }
@@ -167,7 +186,7 @@ pub fn run(bytes: &[u8]) {
 }
 
 impl World {
-    /// A device with connected QPs; `choice` picks the path MTU and the size of the CQs.
+    /// A device with connected QPs; `choice` picks the path MTU, the size of the CQs, and whether there is XRC.
     fn new(choice: u8) -> World {
         let memory = Arc::new(SimMemory::new(BASE, LEN));
         let mut device = Device::new(DeviceConfig {
@@ -179,8 +198,7 @@ impl World {
             window: Box::new(|_| 16 << 10),
         });
         let pd = device.alloc_pd().unwrap();
-        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let all = Access::LOCAL_WRITE | Access::MW_BIND | remote;
+        let all = Access::LOCAL_WRITE | Access::MW_BIND | REMOTE;
         let whole = device.reg_mr(pd, BASE, LEN as u64, BASE, all).unwrap();
         let windows = [MwType::Type1, MwType::Type1, MwType::Type2, MwType::Type2]
             .map(|mw_type| device.alloc_mw(pd, mw_type).ok());
@@ -191,8 +209,11 @@ impl World {
         let capacity = if choice & 0x80 == 0 { 1024 } else { 5 };
         let cqs = [(); 2].map(|()| device.create_cq(capacity, 0, None).unwrap());
         let srq = device.create_srq(pd, SRQ_DEPTH, 2, 3).unwrap();
+        let xrcd = device.open_xrcd(None, true, false).unwrap();
+        let xrc_srq = device.create_xrc_srq(pd, xrcd, &cqs[1], SRQ_DEPTH, 2).unwrap();
+        let qps = QPS[usize::from(choice >> 5 & 1)];
         let mut qpns = Vec::new();
-        for (qp_type, _, shared) in QPS {
+        for (qp_type, _, shared) in qps {
             let cap = QpCap {
                 max_send_wr: DEPTH,
                 max_recv_wr: DEPTH,
@@ -207,7 +228,7 @@ impl World {
                 send_cq: Some(cqs[0].clone()),
                 recv_cq: Some(cqs[1].clone()),
                 srq: shared.then_some(srq),
-                xrcd: None,
+                xrcd: Some(xrcd),
                 sq_sig_all: choice & 0x40 != 0,
             };
             qpns.push(device.create_qp(init).unwrap().0);
@@ -226,16 +247,20 @@ impl World {
             windows,
             cqs,
             srq,
+            xrcd,
+            xrc_srq,
+            qps,
             qpns,
-            sends: QPS.iter().map(|_| Ledger::default()).collect(),
-            receives: QPS.iter().map(|_| Ledger::default()).collect(),
+            sends: qps.iter().map(|_| Ledger::default()).collect(),
+            receives: qps.iter().map(|_| Ledger::default()).collect(),
             shared: Ledger::default(),
+            named: Ledger::default(),
             next_id: 0,
             overrun: false,
         };
-        for qp in 0..QPS.len() {
+        for qp in 0..qps.len() {
             for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-                assert!(world.modify(qp, state, 1 + u32::from(choice & 0x3f) % 5));
+                assert!(world.modify(qp, state, 1 + u32::from(choice & 0x1f) % 5));
             }
         }
         for qpn in world.datagram_qpns() {
@@ -245,7 +270,7 @@ impl World {
     }
 
     fn datagram_qpns(&self) -> Vec<u32> {
-        let qps = QPS.iter().zip(&self.qpns);
+        let qps = self.qps.iter().zip(&self.qpns);
         qps.filter(|((qp_type, ..), _)| *qp_type == QpType::Ud)
             .map(|(_, &qpn)| qpn)
             .collect()
@@ -267,12 +292,12 @@ impl World {
     /// A modify with the attributes that the transition needs; whether it was allowed.
     fn modify(&mut self, qp: usize, state: QpState, path_mtu: u32) -> bool {
         use QpAttrMask as M;
-        let (qp_type, peer, _) = QPS[qp];
+        let (qp_type, peer, _) = self.qps[qp];
         let attr = QpAttr {
             state,
             port: 1,
             qkey: QKEY,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: REMOTE,
             path_mtu,
             dest_qpn: self.qpns[peer],
             rq_psn: FIRST_PSN,
@@ -286,7 +311,10 @@ impl World {
             rnr_retry: 2,
             ..QpAttr::default()
         };
-        let (ud, rc) = (qp_type == QpType::Ud, qp_type == QpType::Rc);
+        let (ud, rc) = (
+            qp_type == QpType::Ud,
+            matches!(qp_type, QpType::Rc | QpType::XrcSend | QpType::XrcRecv),
+        );
         let when = |condition: bool, mask: M| if condition { mask } else { M::empty() };
         let mask = match state {
             QpState::Init => M::PKEY_INDEX | M::PORT | if ud { M::QKEY } else { M::ACCESS_FLAGS },
@@ -315,7 +343,7 @@ impl World {
 
     fn step(&mut self, script: &mut Script<'_>) {
         let action = script.u8();
-        let qp = usize::from(action >> 5) % QPS.len();
+        let qp = usize::from(action >> 5);
         match action & 0x1f {
             0..=5 => self.post_send(qp, script),
             6..=9 => self.post_receive(qp, script),
@@ -414,17 +442,37 @@ impl World {
                 add: script.u64(),
             },
             6 => Operation::LocalInvalidate(rkey),
+            10 => Operation::AtomicWrite {
+                addr: if kind & 0x20 == 0 { addr & !7 } else { addr },
+                rkey,
+            },
+            11 => Operation::Flush {
+                addr,
+                rkey,
+                length: script.u16().into(),
+                placement: if kind & 0x20 == 0 {
+                    Placement::GLOBAL
+                } else {
+                    Placement::from_bits_truncate(script.u8())
+                },
+                selectivity: if kind & 0x10 == 0 {
+                    Selectivity::Range
+                } else {
+                    Selectivity::Region
+                },
+            },
             14 | 15 => self.bind(script),
             7 | 8 => Operation::SendImm(script.u32()),
             _ => Operation::Send,
         };
         let flags = SendFlags::from_bits_truncate(u32::from(script.u8()) & 0xf);
-        let sges = if operation.is_local() && kind & 0x80 == 0 {
+        let without_data = operation.is_local() || matches!(operation, Operation::Flush { .. });
+        let sges = if without_data && kind & 0x80 == 0 {
             Vec::new()
         } else {
             self.sges(script)
         };
-        let (qp_type, peer, _) = QPS[qp];
+        let (qp_type, peer, _) = self.qps[qp];
         let ud = (qp_type == QpType::Ud || kind & 0x70 == 0x70).then(|| UdDest {
             path: World::path(),
             qpn: match kind & 0x60 {
@@ -441,7 +489,10 @@ impl World {
             flags,
             sges: &sges,
             ud,
-            ..SendWr::default()
+            srqn: match kind & 0x30 {
+                0x30 if qp_type == QpType::XrcSend => script.u32() & 0xff_ffff,
+                _ => self.xrc_srq.0,
+            },
         };
         if self.device.post_send(self.now, self.qpns[qp], &wr).is_ok() {
             self.sends[qp].outstanding.push_back(wr_id);
@@ -502,10 +553,12 @@ impl World {
         let sges = self.sges(script);
         let wr_id = self.new_id();
         let wr = RecvWr { wr_id, sges: &sges };
-        let (posted, ledger) = if QPS[qp].2 {
-            (self.device.post_srq_recv(self.srq, &wr), &mut self.shared)
-        } else {
-            (self.device.post_recv(self.qpns[qp], &wr), &mut self.receives[qp])
+        let (posted, ledger) = match self.qps[qp] {
+            (QpType::XrcSend | QpType::XrcRecv, ..) => {
+                (self.device.post_srq_recv(self.xrc_srq, &wr), &mut self.named)
+            }
+            (_, _, true) => (self.device.post_srq_recv(self.srq, &wr), &mut self.shared),
+            _ => (self.device.post_recv(self.qpns[qp], &wr), &mut self.receives[qp]),
         };
         if posted.is_ok() {
             ledger.outstanding.push_back(wr_id);
@@ -558,13 +611,21 @@ impl World {
         packet[8] = script.u8() & 0x80;
         let headers = usize::from(script.u8()) % 48;
         let mut extension = script.bytes(headers).to_vec();
-        // A key that is real, where a RETH or AtomicETH would have it, or an IETH has it.
-        let (at, key) = match (packet[0] & 0x1f, self.window(packet[0])) {
-            (0x16 | 0x17, Some((_, key))) => (0..4, key),
-            _ => (8..12, self.keys[0]),
+        // A key that is real, where a RETH or AtomicETH would have it, or an IETH has it; and so an SRQ.
+        let (opcode, xrc) = (packet[0] & 0x1f, packet[0] >> 5 == 5);
+        let (at, key) = match (opcode, self.window(packet[0])) {
+            (0x16 | 0x17, Some((_, key))) => (0, key),
+            (0x1c, _) => (12, self.keys[0]),
+            _ => (8, self.keys[0]),
         };
-        if let Some(place) = extension.get_mut(at) {
-            place.copy_from_slice(&key.to_be_bytes());
+        let mut put = |at: usize, number: u32| {
+            if let Some(place) = extension.get_mut(at..at + 4) {
+                place.copy_from_slice(&number.to_be_bytes());
+            }
+        };
+        put(if xrc { at + 4 } else { at }, key);
+        if xrc {
+            put(0, self.xrc_srq.0);
         }
         packet.extend_from_slice(&extension);
         let payload = usize::from(script.u16()) % 4200;
@@ -607,7 +668,8 @@ impl World {
                         .expect("a QP of ours");
                     match queue {
                         0 => self.sends[qp].complete(wc.wr_id, true),
-                        _ if QPS[qp].2 => self.shared.complete(wc.wr_id, false),
+                        _ if self.qps[qp].0 == QpType::XrcRecv => self.named.complete(wc.wr_id, false),
+                        _ if self.qps[qp].2 => self.shared.complete(wc.wr_id, false),
                         _ => self.receives[qp].complete(wc.wr_id, true),
                     }
                 }
@@ -664,7 +726,7 @@ impl World {
 
     fn query(&mut self, qp: usize) {
         let (attr, init) = self.device.query_qp(self.qpns[qp]).unwrap();
-        assert!(attr.sq_psn <= 0xff_ffff && attr.rq_psn <= 0xff_ffff && init.qp_type == QPS[qp].0);
+        assert!(attr.sq_psn <= 0xff_ffff && attr.rq_psn <= 0xff_ffff && init.qp_type == self.qps[qp].0);
         let srq = self.device.query_srq(self.srq).unwrap();
         assert!(srq.max_wr >= SRQ_DEPTH && self.device.limits().max_qp > 0);
         let mut counters = 0;
@@ -676,7 +738,7 @@ impl World {
     /// Everything to ERR, where what is left flushes; then all objects go.
     fn end(mut self) {
         self.poll();
-        for qp in 0..QPS.len() {
+        for qp in 0..self.qps.len() {
             let room = self.cqs.iter().all(|cq| cq.capacity() > 100);
             let (attr, _) = self.device.query_qp(self.qpns[qp]).unwrap();
             assert!(self.modify(qp, QpState::Err, 1) || attr.state == QpState::Reset);
@@ -702,10 +764,12 @@ impl World {
         for &qpn in &self.qpns {
             self.device.destroy_qp(self.now, qpn).unwrap();
         }
+        self.device.destroy_srq(self.xrc_srq).unwrap();
         for cq in &self.cqs {
             self.device.destroy_cq(cq).unwrap();
         }
         self.device.destroy_srq(self.srq).unwrap();
+        self.device.close_xrcd(self.xrcd).unwrap();
         for (window, _) in self.windows.into_iter().flatten() {
             self.device.dealloc_mw(window).unwrap();
         }

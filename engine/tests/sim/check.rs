@@ -24,6 +24,8 @@ pub struct Stats {
     pub delivered: u64,
     /// READs and atomics that brought their data.
     pub fetched: u64,
+    /// FLUSHes and ATOMIC WRITEs that were done.
+    pub placed: u64,
     /// Programs in which every message arrived.
     pub complete: u64,
     /// Sends that ended as "retries exceeded".
@@ -36,6 +38,8 @@ pub struct Stats {
     pub too_long: u64,
     /// Wrong keys that were refused.
     pub refused: u64,
+    /// Wrong SRQ numbers that were refused.
+    pub strangers: u64,
     /// Binds and local invalidations that succeeded.
     pub local: u64,
     /// Bindings of windows that ended.
@@ -63,12 +67,14 @@ impl Stats {
         self.sent += s.sent;
         self.delivered += s.delivered;
         self.fetched += s.fetched;
+        self.placed += s.placed;
         self.complete += s.complete;
         self.retry_exceeded += s.retry_exceeded;
         self.unlucky += s.unlucky;
         self.rnr_exceeded += s.rnr_exceeded;
         self.too_long += s.too_long;
         self.refused += s.refused;
+        self.strangers += s.strangers;
         self.local += s.local;
         self.windows_ended += s.windows_ended;
         self.raced += s.raced;
@@ -99,15 +105,18 @@ pub fn check(program: &Program, outcome: &Outcome) -> Result<Stats, String> {
             let context = |e: String| format!("connection {i}, node {side}: {e}");
             send_queue(program, connection, side, log).map_err(context)?;
             let posted = connection.streams[1 - side].receives.len();
-            receive_queue(program.nodes[side].srq, i, log, posted, used).map_err(context)?;
+            for queue in outcome.queues(i, side) {
+                let shape = &program.nodes[side];
+                receive_queue(shape.shares(), i, log, &queue, posted, used).map_err(context)?;
+            }
         }
-        if program.transport == QpType::Rc {
+        if program.is_reliable() {
             reliable_errors(program, outcome, i, &mut stats).map_err(|e| format!("connection {i}: {e}"))?;
         }
         for side in 0..2 {
             let context = |e: String| format!("connection {i}, messages of node {side}: {e}");
             let delivered = match program.transport {
-                QpType::Rc => reliable(program, outcome, i, side),
+                QpType::Rc | QpType::XrcSend => reliable(program, outcome, i, side),
                 QpType::Uc => unreliable(program, outcome, i, side),
                 _ => datagrams(program, outcome, i, side),
             }
@@ -116,13 +125,15 @@ pub fn check(program: &Program, outcome: &Outcome) -> Result<Stats, String> {
             let posted = outcome.qps[i][side].sends_posted;
             stats.sent += connection.streams[side].receives_of(posted) as u64;
             match program.transport {
-                QpType::Rc => {
+                QpType::Rc | QpType::XrcSend => {
                     stats.fetched += reliable_slots(program, outcome, i, side).map_err(context)? as u64;
                     stats.windows_ended +=
                         nothing_came_late(program, outcome, i, side).map_err(context)? as u64;
                     let done = acknowledged(&outcome.qps[i][side]);
                     let messages = &connection.streams[side].messages[..done];
                     stats.local += messages.iter().filter(|m| m.kind.is_local()).count() as u64;
+                    let places = |m: &&Message| matches!(m.kind, Kind::Flush { .. } | Kind::AtomicWrite(_));
+                    stats.placed += messages.iter().filter(places).count() as u64;
                 }
                 _ => unreliable_slots(program, outcome, i, side).map_err(context)?,
             }
@@ -141,6 +152,8 @@ fn opcode(message: &Message) -> WcOpcode {
         Kind::Read(_) => WcOpcode::RdmaRead,
         Kind::CompareSwap { .. } => WcOpcode::CompSwap,
         Kind::FetchAdd { .. } => WcOpcode::FetchAdd,
+        Kind::AtomicWrite(_) => WcOpcode::AtomicWrite,
+        Kind::Flush { .. } => WcOpcode::Flush,
         Kind::Bind { .. } => WcOpcode::BindMw,
         Kind::LocalInv { .. } => WcOpcode::LocalInv,
     }
@@ -173,7 +186,7 @@ fn send_queue(program: &Program, connection: &Connection, side: usize, log: &QpL
             Some(_) => failed = true,
         }
     }
-    let wrong = |index: &usize| messages[*index].wrong_key;
+    let wrong = |index: &usize| messages[*index].wrong_key || messages[*index].wrong_srq;
     if let Some(index) = (0..acknowledged(log)).find(wrong) {
         return Err(format!("send {index} succeeds, though it is wrong"));
     }
@@ -186,7 +199,7 @@ fn send_queue(program: &Program, connection: &Connection, side: usize, log: &QpL
     if let Some(c) = completions.next() {
         return Err(format!("a send completion too many: {:?}", c.wc));
     }
-    if program.transport != QpType::Rc && log.sends_posted != messages.len() {
+    if !program.is_reliable() && log.sends_posted != messages.len() {
         return Err(format!(
             "only {} of {} sends were taken",
             log.sends_posted,
@@ -196,16 +209,18 @@ fn send_queue(program: &Program, connection: &Connection, side: usize, log: &QpL
     Ok(())
 }
 
-/// Every receive completes once; those of a QP of its own in order, and after an error all flush.
+/// Every receive completes once; those of a QP of its own in order, and after an error all flush. `receives`: those of
+/// one queue.
 fn receive_queue(
-    srq: bool,
+    shared: bool,
     connection: usize,
     log: &QpLog,
+    receives: &[&Completion],
     last: usize,
     used: &mut HashSet<u64>,
 ) -> Result<(), String> {
     let mut failed = false;
-    for (n, c) in log.receives.iter().enumerate() {
+    for (n, c) in receives.iter().enumerate() {
         let (owner, index) = work_request(c.wc.wr_id);
         if !used.insert(c.wc.wr_id) {
             return Err(format!("receive {owner}/{index} completes twice"));
@@ -218,14 +233,14 @@ fn receive_queue(
         }
         failed |= c.wc.status != WcStatus::Success;
         let expected = if n < log.receives_posted { n } else { last };
-        if !srq && (owner, index) != (connection, expected) {
+        if !shared && (owner, index) != (connection, expected) {
             return Err(format!(
                 "receive {owner}/{index} completes where {expected} is due"
             ));
         }
     }
-    let completions = log.receives.len();
-    if !srq && completions != log.receives_posted + 1 {
+    let completions = receives.len();
+    if !shared && completions != log.receives_posted + 1 {
         return Err(format!(
             "{completions} completions for {} receives",
             log.receives_posted + 1
@@ -250,12 +265,12 @@ pub fn acknowledged(log: &QpLog) -> usize {
 fn async_events(program: &Program, outcome: &Outcome) -> Result<(), String> {
     for (side, events) in outcome.events.iter().enumerate() {
         for qps in &outcome.qps {
-            let qpn = qps[side].qpn;
+            let qpn = qps[side].target;
             let last = events
                 .iter()
                 .filter(|&&e| e == AsyncEvent::LastWqeReached(qpn))
                 .count();
-            if last != usize::from(program.nodes[side].srq) {
+            if last != usize::from(program.nodes[side].shares()) {
                 return Err(format!(
                     "node {side}, QP {qpn:#x}: {last} events of the last receive"
                 ));
@@ -265,7 +280,7 @@ fn async_events(program: &Program, outcome: &Outcome) -> Result<(), String> {
             let expected = match event {
                 AsyncEvent::LastWqeReached(_) => true,
                 AsyncEvent::QpFatal(_) | AsyncEvent::QpRequestError(_) | AsyncEvent::QpAccessError(_) => {
-                    program.transport == QpType::Rc
+                    program.is_reliable()
                 }
                 _ => false,
             };

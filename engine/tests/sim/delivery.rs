@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ferroce_engine::link::sim::IncidentKind;
-use ferroce_engine::verbs::{WcFlags, WcOpcode, WcStatus};
+use ferroce_engine::verbs::{QpType, WcFlags, WcOpcode, WcStatus};
 use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::check::with_status;
@@ -55,31 +55,37 @@ fn takers(program: &Program, outcome: &Outcome, connection: usize, side: usize) 
         .collect()
 }
 
-/// RC: the messages arrive in order, once, byte-exact, and nothing beside them is touched.
+/// RC and XRC: the messages arrive in order, once, byte-exact, and nothing beside them is touched.
 pub fn reliable(
     program: &Program,
     outcome: &Outcome,
     connection: usize,
     side: usize,
 ) -> Result<usize, String> {
-    let receives = &outcome.qps[connection][1 - side].receives;
-    let mut takers = takers(program, outcome, connection, side).into_iter();
+    let all = takers(program, outcome, connection, side);
+    let messages = &program.connections[connection].streams[side].messages;
     let mut count = 0;
-    for c in with_status(receives, WcStatus::Success) {
-        let Some(index) = takers.next() else {
-            return Err(format!("{} messages arrive, more than were sent", count + 1));
-        };
-        if !holds(program, connection, side, index, c, 0) {
-            return Err(format!("delivery {count} is not message {index}: {:?}", c.wc));
+    for (queue, receives) in outcome.queues(connection, 1 - side).into_iter().enumerate() {
+        let mut takers = all.iter().filter(|&&index| messages[index].srq == queue);
+        for c in receives.iter().filter(|c| c.wc.status == WcStatus::Success) {
+            let Some(&index) = takers.next() else {
+                return Err(format!("{} messages arrive, more than were sent", count + 1));
+            };
+            if !holds(program, connection, side, index, c, 0) {
+                return Err(format!("delivery {count} is not message {index}: {:?}", c.wc));
+            }
+            if program.transport == QpType::XrcSend && c.wc.src_qp != outcome.qps[connection][side].qpn {
+                return Err(format!("delivery {count} is another sender's: {:?}", c.wc));
+            }
+            let behind = &c.bytes.get(c.wc.byte_len as usize..).unwrap_or_default();
+            if c.wc.opcode == WcOpcode::Recv && behind.iter().any(|&b| b != UNTOUCHED) {
+                return Err(format!(
+                    "delivery {count} wrote behind its {} bytes",
+                    c.wc.byte_len
+                ));
+            }
+            count += 1;
         }
-        let behind = &c.bytes.get(c.wc.byte_len as usize..).unwrap_or_default();
-        if c.wc.opcode == WcOpcode::Recv && behind.iter().any(|&b| b != UNTOUCHED) {
-            return Err(format!(
-                "delivery {count} wrote behind its {} bytes",
-                c.wc.byte_len
-            ));
-        }
-        count += 1;
     }
     Ok(count)
 }

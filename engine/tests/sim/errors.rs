@@ -1,9 +1,9 @@
-//! Whether the errors of RC connections have causes in the program or in what the network did.
+//! Whether the errors of RC and XRC connections have causes in the program or in what the network did.
 
 use std::time::Duration;
 
 use ferroce_engine::time::Time;
-use ferroce_engine::verbs::{AsyncEvent, Wc, WcStatus};
+use ferroce_engine::verbs::{AsyncEvent, QpType, Wc, WcStatus};
 
 use crate::check::{Stats, acknowledged, with_status};
 use crate::harness::{Completion, Outcome};
@@ -13,7 +13,7 @@ use crate::program::{Kind, Message, Place, Program};
 /// More than a packet and its answer take: delays, lateness, naps, and waiting for a slow interface.
 const LONGEST_TRIP: Duration = Duration::from_millis(16);
 
-/// Whether every error of an RC connection has a cause.
+/// Whether every error of a reliable connection has a cause.
 pub fn reliable_errors(
     program: &Program,
     outcome: &Outcome,
@@ -22,7 +22,7 @@ pub fn reliable_errors(
 ) -> Result<(), String> {
     let shape = &program.connections[connection];
     let qps = &outcome.qps[connection];
-    let qpns = [qps[0].qpn, qps[1].qpn];
+    let xrc = program.transport == QpType::XrcSend;
     let dark = program.conditions.iter().any(|c| c.blackout.is_some());
     // (time, side, on the receive queue, completion)
     let mut errors: Vec<(Time, usize, bool, &Wc)> = Vec::new();
@@ -39,10 +39,17 @@ pub fn reliable_errors(
     }
     errors.sort_by_key(|&(time, ..)| time);
     for (n, &(time, side, receive, wc)) in errors.iter().enumerate() {
-        let peer_failed = errors[..n].iter().any(|&(_, other, ..)| other != side)
+        // The QPs at both ends. The halves of an XRC connection that go the other way have nothing to do with it.
+        let (mut own, mut peer) = (qps[side].qpn, qps[1 - side].target);
+        if receive {
+            (own, peer) = (qps[side].target, qps[1 - side].qpn);
+        }
+        let peer_failed = errors[..n]
+            .iter()
+            .any(|&(_, other, other_receive, _)| other != side && (!xrc || other_receive != receive))
             || outcome.events[1 - side]
                 .iter()
-                .any(|event| failure_of(event) == Some(qpns[1 - side]));
+                .any(|event| failure_of(event) == Some(peer));
         let message = Some(work_request(wc.wr_id).1).filter(|_| !receive);
         let message = message.and_then(|index| shape.streams[side].messages.get(index));
         let problem = match (wc.status, receive) {
@@ -55,7 +62,7 @@ pub fn reliable_errors(
                 // A late copy counts too: behind a loss it looks like a gap.
                 let incidents = outcome.network.incidents().into_iter();
                 let bad = incidents
-                    .filter(|i| qpns.contains(&i.dest_qpn) && i.time >= since)
+                    .filter(|i| [own, peer].contains(&i.dest_qpn) && i.time >= since)
                     .count();
                 // Timeouts below the time to and fro expire with no packet lost.
                 let hasty = shape.timeout < 10;
@@ -74,6 +81,10 @@ pub fn reliable_errors(
                 let (owner, index) = work_request(wc.wr_id);
                 let short = program.is_short_receive(owner, 1 - side, index);
                 (!short).then(|| format!("receive {index} is said to be too short"))
+            }
+            (WcStatus::RemInvReqErr, false) if message.is_some_and(|m| m.wrong_srq) => {
+                stats.strangers += 1;
+                None
             }
             (WcStatus::RemInvReqErr, false) => {
                 let known = errors[..n]
@@ -122,7 +133,7 @@ pub fn reliable_errors(
         };
         // The answer of a READ that is asked for again is refused in silence: the peer may long have it.
         let again = message.is_some_and(|m| matches!(m.kind, Kind::Read(_)));
-        let told = || untold(outcome, &errors, wc.status, receive, 1 - side, qpns[1 - side]);
+        let told = || untold(outcome, &errors, wc.status, receive, 1 - side, peer);
         let problem = problem.or_else(|| told().filter(|_| !again));
         if let Some(problem) = problem {
             return Err(format!(
@@ -131,10 +142,16 @@ pub fn reliable_errors(
             ));
         }
     }
+    // Where both refuse a request of the other, neither is in a state to hear of it.
+    let refuses = |side: usize| {
+        let failed = outcome.events[side].iter().filter_map(failure_of);
+        failed.into_iter().any(|qpn| qpn == qps[side].qpn)
+    };
+    let quiet = errors.is_empty() && !(refuses(0) && refuses(1));
     for side in 0..2 {
         let stream = &shape.streams[side];
         let (messages, acknowledged) = (stream.messages.len(), acknowledged(&qps[side]));
-        if errors.is_empty() && acknowledged != messages {
+        if quiet && acknowledged != messages {
             return Err(format!(
                 "no error, but only {acknowledged} of {messages} sends of node {side} succeed"
             ));

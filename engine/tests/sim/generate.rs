@@ -10,7 +10,7 @@ use ferroce_engine::verbs::QpType;
 
 use crate::program::{
     Connection, GRH_LEN, Hole, Kind, Message, NodeShape, Place, Program, Receive, Region, Slot, Stream,
-    mtu_bytes,
+    is_reliable, mtu_bytes,
 };
 use crate::windows;
 
@@ -31,6 +31,8 @@ enum Special {
     WrongKey,
     /// A buffer is unmapped while in use.
     Hole,
+    /// A message names a shared receive queue that is none, or of another domain (XRC).
+    WrongSrq,
 }
 
 impl Program {
@@ -40,16 +42,18 @@ impl Program {
         let r = &mut rng;
         let mtu = r.between(1, 5) as u32;
         let special = match r.below(20) {
-            _ if transport != QpType::Rc => Special::Nothing,
+            _ if !is_reliable(transport) => Special::Nothing,
             0 => Special::Dark,
             1 => Special::NoReceives,
             2 => Special::ShortReceive,
             3 => Special::WrongKey,
             4 => Special::Hole,
+            5 if transport == QpType::XrcSend => Special::WrongSrq,
             _ => Special::Nothing,
         };
         // On a shared queue nobody can say which message gets which receive.
-        let may_share = !matches!(special, Special::NoReceives | Special::Hole);
+        let xrc = transport == QpType::XrcSend;
+        let may_share = !xrc && !matches!(special, Special::NoReceives | Special::Hole);
         let srq = [(); 2].map(|()| one_in(r, 4) && may_share);
         let mut conditions = [conditions(r), conditions(r)];
         if special == Special::Dark {
@@ -61,14 +65,27 @@ impl Program {
                 }
             }
         }
-        let nodes = srq.map(|srq| node(r, srq));
+        let mut nodes = srq.map(|srq| node(r, srq));
+        if xrc {
+            nodes
+                .iter_mut()
+                .for_each(|node| node.xrc_srqs = r.between(1, 3) as usize);
+        }
+        let xrc_srqs = [nodes[0].xrc_srqs, nodes[1].xrc_srqs];
         let count = *r.pick(&[1, 1, 1, 2, 3, 4]).unwrap_or(&1);
         let remote = transport != QpType::Ud && (special == Special::WrongKey || one_in(r, 2));
         let mut left = PACKETS;
         let connections = (0..count).map(|_| {
             let share = left / (2 * count);
             left -= share;
-            connection(r, transport, mtu, remote, special, share)
+            let mut connection = connection(r, transport, mtu, remote, special, share);
+            for (stream, srqs) in connection.streams.iter_mut().zip([xrc_srqs[1], xrc_srqs[0]]) {
+                if srqs > 1 {
+                    let messages = stream.messages.iter_mut();
+                    messages.for_each(|message| message.srq = r.below(srqs as u64) as usize);
+                }
+            }
+            connection
         });
         let connections = connections.collect();
         let ipv6 = one_in(r, 3);
@@ -124,6 +141,7 @@ impl Program {
             events: false,
             one_cq: true,
             srq: false,
+            xrc_srqs: 0,
             region: Region::Plain,
         };
         Program {
@@ -142,7 +160,7 @@ impl Program {
     /// Makes receives of a shared queue fit any message.
     fn mend(&mut self) {
         for side in 0..2 {
-            if !self.nodes[1 - side].srq {
+            if !self.nodes[1 - side].shares() {
                 continue;
             }
             let messages = self.connections.iter().flat_map(|c| &c.streams[side].messages);
@@ -200,6 +218,12 @@ fn connection(
                 if let Some(via) = &mut message.via {
                     via.tag ^= 0x80;
                 }
+            }
+        }
+        Special::WrongSrq => {
+            let at = r.below(victim.messages.len() as u64) as usize;
+            if let Some(message) = victim.messages.get_mut(at) {
+                message.wrong_srq = true;
             }
         }
         Special::Nothing | Special::Dark | Special::Hole => {}
@@ -284,6 +308,7 @@ fn node(r: &mut Prng, srq: bool) -> NodeShape {
         events: one_in(r, 4),
         one_cq: one_in(r, 2),
         srq,
+        xrc_srqs: 0,
         region: match r.below(4) {
             0 => Region::ZeroBased,
             1 => Region::Everything,
@@ -329,12 +354,12 @@ impl Slots {
         self.slots.len() - 1
     }
 
-    /// A slot for `len` bytes: one that exists (RC only), or a new one.
+    /// A slot for `len` bytes: one that exists (where all arrives), or a new one.
     fn choose(&mut self, r: &mut Prng, len: u32) -> usize {
         let fits = |slot: &usize| !self.slots[*slot].counter && self.slots[*slot].len >= len;
         let old: Vec<usize> = (0..self.slots.len()).filter(fits).collect();
         match r.pick(&old) {
-            Some(&slot) if self.transport == QpType::Rc && one_in(r, 2) => slot,
+            Some(&slot) if is_reliable(self.transport) && one_in(r, 2) => slot,
             _ => self.add(len, false),
         }
     }
@@ -346,23 +371,29 @@ impl Slots {
 
     /// Kind, length and whether a fence is needed.
     fn operation(&mut self, r: &mut Prng, len: u32) -> (Kind, u32, bool) {
-        match r.below(10) {
+        let reliable = is_reliable(self.transport);
+        match r.below(12) {
             0 | 1 => {
                 let slot = self.choose(r, len);
                 (Kind::Write(slot), len, self.read[slot])
             }
-            2 | 3 if self.transport == QpType::Rc => {
+            2 | 3 if reliable => {
                 let slot = self.choose(r, len);
                 self.read[slot] = true;
                 (Kind::Read(slot), len, false)
             }
-            4 if self.transport == QpType::Rc => {
+            4 if reliable => {
                 let (slot, compare, swap) = (self.counter(), r.below(3), r.below(3));
                 (Kind::CompareSwap { slot, compare, swap }, 8, false)
             }
-            5 if self.transport == QpType::Rc => {
+            5 if reliable => {
                 let (slot, add) = (self.counter(), r.below(3));
                 (Kind::FetchAdd { slot, add }, 8, false)
+            }
+            6 if reliable => (Kind::AtomicWrite(self.counter()), 8, false),
+            7 if reliable => {
+                let (slot, region) = (self.choose(r, len), one_in(r, 4));
+                (Kind::Flush { slot, region }, len, false)
             }
             _ => (Kind::Send, len, false),
         }
@@ -396,10 +427,10 @@ fn messages(r: &mut Prng, transport: QpType, mtu: u32, remote: bool, depth: u32,
         at += if paced { r.below(300) } else { 0 };
         out.push(Message {
             fence: fence || one_in(r, 8),
-            imm: (one_in(r, 3) && !kind.fetches()).then(|| r.next_u64() as u32),
+            imm: (one_in(r, 3) && matches!(kind, Kind::Send | Kind::Write(_))).then(|| r.next_u64() as u32),
             signaled,
             solicited: one_in(r, 3),
-            inline: len <= 64 && one_in(r, 2) && !kind.fetches(),
+            inline: len <= 64 && one_in(r, 2) && kind.has_buffer() && !kind.fetches(),
             sges: if kind.fetches() && len == 8 {
                 1
             } else {
@@ -462,12 +493,12 @@ fn hole(r: &mut Prng, program: &Program) -> Option<Hole> {
         for (side, stream) in c.streams.iter().enumerate() {
             let mut add = |place| places.push((connection, side, place));
             for (i, message) in stream.messages.iter().enumerate() {
-                if message.len > 0 && !message.inline {
+                if message.len > 0 && !message.inline && message.kind.has_buffer() {
                     add(Place::Message(i));
                 }
             }
             for (i, (_, message)) in stream.receiving().enumerate() {
-                if message.len > 0 && message.kind.is_send() {
+                if message.len > 0 && message.kind.is_send() && program.transport == QpType::Rc {
                     add(Place::Receive(i));
                 }
             }

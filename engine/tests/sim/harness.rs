@@ -32,6 +32,8 @@ pub struct Completion {
 pub struct QpLog {
     /// Its number.
     pub qpn: u32,
+    /// The number of the QP that receives: the same, but with XRC.
+    pub target: u32,
     /// Messages posted.
     pub sends_posted: usize,
     /// Receives of this connection posted, to the QP or to the SRQ.
@@ -54,6 +56,8 @@ pub struct Outcome {
     pub qps: Vec<[QpLog; 2]>,
     /// The network, with what it did to packets.
     pub network: SimNetwork,
+    /// Numbers of the XRC SRQs of each node.
+    pub srqs: [Vec<u32>; 2],
     /// Asynchronous events of each node.
     pub events: [Vec<AsyncEvent>; 2],
     /// Sums of both devices' counters.
@@ -63,6 +67,16 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The completions of receives of a connection at a node, by the queue that they were of.
+    pub fn queues(&self, connection: usize, side: usize) -> Vec<Vec<&Completion>> {
+        let receives = &self.qps[connection][side].receives;
+        if self.srqs[side].is_empty() {
+            return vec![receives.iter().collect()];
+        }
+        let of = |&srqn: &u32| receives.iter().filter(|c| c.wc.srqn == srqn).collect();
+        self.srqs[side].iter().map(of).collect()
+    }
+
     /// A counter's value; 0 if there is none of that name.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters
@@ -108,6 +122,7 @@ pub fn run(program: &Program) -> Result<Outcome, String> {
             ));
         }
     }
+    let srqs = [nodes[0].srqs(), nodes[1].srqs()];
     let (mut events, mut counters) = ([Vec::new(), Vec::new()], Vec::new());
     let mut logs = Vec::new();
     for (side, mut node) in nodes.into_iter().enumerate() {
@@ -126,6 +141,7 @@ pub fn run(program: &Program) -> Result<Outcome, String> {
     Ok(Outcome {
         qps,
         network,
+        srqs,
         events,
         counters,
         end: now,

@@ -1,6 +1,6 @@
 //! Random programs over a faulty network in virtual time: 1,000 seeds per transport, each followed to its end.
 //!
-//! RC must deliver every message once, in order and byte-exact, or end in the error that fits; UC and UD must never
+//! RC and XRC must deliver every message once, in order and byte-exact, or end in the error that fits; UC and UD must never
 //! deliver damaged or mixed data. `FERROCE_SEEDS=N` runs N seeds, `FERROCE_SEED=S` just that one. A failing program is
 //! shrunk before it is shown; with `FERROCE_TRACE=1` its packets are printed too.
 #![forbid(unsafe_code)]
@@ -37,6 +37,7 @@ fn rc() {
         stats.rnr_exceeded,
         stats.too_long,
         stats.fetched,
+        stats.placed,
         stats.refused,
         stats.faults,
         stats.retransmits,
@@ -44,6 +45,28 @@ fn rc() {
         stats.local,
         stats.windows_ended,
         stats.raced,
+    ];
+    assert!(seen.iter().all(|&n| n > 10), "{stats:?}");
+}
+
+#[test]
+fn xrc() {
+    let stats = runner::run_seeds(QpType::XrcSend, "xrc");
+    if !runner::is_full_run() {
+        return;
+    }
+    assert!(stats.complete * 3 > stats.runs * 2, "{stats:?}");
+    assert!(stats.unlucky * 50 < stats.runs, "{stats:?}");
+    let seen = [
+        stats.retry_exceeded,
+        stats.rnr_exceeded,
+        stats.fetched,
+        stats.placed,
+        stats.refused,
+        stats.strangers,
+        stats.faults,
+        stats.retransmits,
+        stats.rnr_naks,
     ];
     assert!(seen.iter().all(|&n| n > 10), "{stats:?}");
 }

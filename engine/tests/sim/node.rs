@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferroce_engine::device::{Acks, Device, DeviceConfig, Limits, MwId, PdId, Progress, QpInit, SrqId};
+use ferroce_engine::device::{
+    Acks, Device, DeviceConfig, Limits, MwId, PdId, Progress, QpInit, SrqId, XrcdId,
+};
 use ferroce_engine::link::random::Prng;
 use ferroce_engine::link::sim::{NodeConfig, NodeId, SimLink, SimNetwork};
 use ferroce_engine::link::{Link, Path, RxPacket};
@@ -20,6 +22,8 @@ use crate::memory::{Arena, Buffer, Layout, content, initial_slot};
 use crate::program::{Kind, Message, Place, Program, Region, Via};
 use crate::trace::{Traced, trace};
 use crate::windows::Frozen;
+
+mod setup;
 
 /// The Q_Key of UD QPs.
 const QKEY: u32 = 0x1111_1111;
@@ -48,10 +52,25 @@ struct Buffers {
 }
 
 /// What a node tells its peer.
+#[derive(Default)]
 pub struct Export {
-    /// By connection: QPN, addresses of slots, and keys of windows without their tags.
-    connections: Vec<(u32, Vec<u64>, Vec<u32>)>,
+    /// By connection: numbers of the QPs that send and receive, addresses of slots, and keys of windows without their
+    /// tags.
+    connections: Vec<(u32, u32, Vec<u64>, Vec<u32>)>,
+    /// XRC: numbers of the shared receive queues, and of some that no target may use.
+    srqs: Vec<u32>,
+    strangers: Vec<u32>,
     rkey: u32,
+}
+
+/// What a node with XRC QPs has.
+struct Xrc {
+    /// The domain of the targets, and another.
+    domains: [XrcdId; 2],
+    /// The shared receive queues of the first.
+    srqs: Vec<SrqId>,
+    /// One of the second domain, and one of none.
+    strangers: Vec<SrqId>,
 }
 
 /// A node.
@@ -70,6 +89,7 @@ pub struct Node {
     cqs: Vec<Arc<Cq>>,
     flag: Arc<AtomicBool>,
     srq: Option<SrqId>,
+    xrc: Option<Xrc>,
     /// By connection.
     buffers: Vec<Buffers>,
     qps: Vec<QpLog>,
@@ -121,189 +141,18 @@ fn path(program: &Program, side: usize) -> Path {
 }
 
 impl Node {
-    /// A node with its buffers, queues and QPs, not connected yet.
-    pub fn new(program: &Program, side: usize, network: &SimNetwork, rng: &mut Prng) -> Result<Node, String> {
-        let shape = &program.nodes[side];
-        let mut layout = Layout::new(rng.fork());
-        let mut buffers = Vec::new();
-        for connection in &program.connections {
-            let (out, into) = (&connection.streams[side], &connection.streams[1 - side]);
-            buffers.push(Buffers {
-                sends: out
-                    .messages
-                    .iter()
-                    .map(|m| layout.buffer(m.len, m.sges))
-                    .collect(),
-                receives: into
-                    .receives
-                    .iter()
-                    .map(|r| layout.buffer(r.len, r.sges))
-                    .collect(),
-                slots: into.slots.iter().map(|s| layout.slot(s.len)).collect(),
-                windows: Vec::new(),
-            });
-        }
-        let arena = layout.build();
-        let slot = side as u8 + 1;
-        let (batch, queue) = shape.tx_room;
-        let (rx_capacity, window) = shape.rx_room;
-        let link = network.attach(NodeConfig {
-            batch,
-            queue,
-            rx_capacity,
-            window,
-            ..NodeConfig::new(address(program, side), slot)
-        });
-        let mut seed = [0; 32];
-        seed[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
-        let mut device = Device::new(DeviceConfig {
-            slot,
-            memory: arena.memory.clone(),
-            seed,
-            mtu: PathMtu::Mtu4096,
-            limits: Limits::default(),
-            window: Box::new(move |_| window),
-        });
-        let pd = ok("alloc_pd", device.alloc_pd())?;
-        let (base, len) = (arena.base(), arena.len as u64);
-        let (addr, len, kind) = match shape.region {
-            Region::Plain => (base, len, Access::empty()),
-            Region::ZeroBased => (base, len, Access::ZERO_BASED),
-            Region::Everything => (0, u64::MAX, Access::ON_DEMAND),
-        };
-        let access = Access::LOCAL_WRITE | REMOTE | kind;
-        let mr = ok("reg_mr", device.reg_mr(pd, addr, len, addr, access))?;
-        let bindable = Access::LOCAL_WRITE | Access::MW_BIND | kind & Access::ZERO_BASED;
-        let closed = ok(
-            "reg_mr",
-            device.reg_mr(pd, base, arena.len as u64, base, bindable),
-        )?;
-        for (connection, buffers) in buffers.iter_mut().enumerate() {
-            for window in &program.connections[connection].streams[1 - side].windows {
-                let mw_type = if window.two { MwType::Type2 } else { MwType::Type1 };
-                buffers
-                    .windows
-                    .push(ok("alloc_mw", device.alloc_mw(pd, mw_type))?);
-            }
-            let messages = &program.connections[connection].streams[side].messages;
-            for (index, (buffer, message)) in buffers.sends.iter().zip(messages).enumerate() {
-                if message.kind.fetches() {
-                    arena.prepare(buffer);
-                } else {
-                    arena.fill(
-                        buffer,
-                        &content(program.seed, connection, side, index, message.len),
-                    );
-                }
-            }
-            buffers.receives.iter().for_each(|buffer| arena.prepare(buffer));
-            for (slot, buffer) in buffers.slots.iter().enumerate() {
-                arena.fill(buffer, &initial_slot(program, connection, 1 - side, slot));
-            }
-            let sges = buffers
-                .sends
-                .iter_mut()
-                .chain(&mut buffers.receives)
-                .flat_map(|b| &mut b.sges);
-            sges.for_each(|sge| sge.lkey = mr.lkey);
-        }
-        let flag = Arc::new(AtomicBool::new(true));
-        let receives: usize = buffers.iter().map(|b| b.receives.len()).sum();
-        let sends: usize = buffers.iter().map(|b| b.sends.len()).sum();
-        let room = (sends + receives + 2 * buffers.len()) as u32;
-        let mut cqs = Vec::new();
-        for _ in 0..if shape.one_cq { 1 } else { 2 } {
-            let notify: Box<dyn CqNotify> = Box::new(Flag(flag.clone()));
-            let cq = ok("create_cq", device.create_cq(room, 0, Some(notify)))?;
-            cq.arm(false);
-            cqs.push(cq);
-        }
-        let srq = if shape.srq {
-            Some(ok(
-                "create_srq",
-                device.create_srq(pd, receives.max(1) as u32, 3, 0),
-            )?)
-        } else {
-            None
-        };
-        let mut node = Node {
-            side,
-            device,
-            link,
-            arena,
-            pd,
-            lkey: mr.lkey,
-            rkey: mr.rkey,
-            origin: if shape.region == Region::ZeroBased {
-                base
-            } else {
-                0
-            },
-            closed: closed.lkey,
-            cqs,
-            flag,
-            srq,
-            dead: vec![false; buffers.len()],
-            full: vec![false; buffers.len()],
-            peer: Export {
-                connections: Vec::new(),
-                rkey: 0,
-            },
-            hole: hole(program, side, &buffers),
-            qps: Vec::new(),
-            buffers,
-            events: Vec::new(),
-            naps: rng.fork(),
-            wake: None,
-            blocked: false,
-        };
-        for connection in &program.connections {
-            let init = QpInit {
-                pd: Some(pd),
-                qp_type: program.transport,
-                cap: QpCap {
-                    max_send_wr: connection.depth,
-                    max_recv_wr: (connection.streams[1 - side].receives.len() as u32).max(1),
-                    max_send_sge: 4,
-                    max_recv_sge: 3,
-                    max_inline_data: 64,
-                },
-                send_cq: Some(node.cqs[0].clone()),
-                recv_cq: Some(node.cqs[node.cqs.len() - 1].clone()),
-                srq,
-                xrcd: None,
-                sq_sig_all: connection.sig_all,
-            };
-            let (qpn, _) = ok("create_qp", node.device.create_qp(init))?;
-            node.qps.push(QpLog {
-                qpn,
-                ..QpLog::default()
-            });
-        }
-        Ok(node)
-    }
-
     /// The node's number in the network.
     pub fn id(&self) -> NodeId {
         self.link.id()
     }
 
-    /// What the peer must know.
-    pub fn export(&self) -> Export {
-        let slots = |buffers: &Buffers| {
-            let addr = |slot: &Buffer| slot.sges[0].addr - self.origin;
-            buffers.slots.iter().map(addr).collect()
-        };
-        let keys = |buffers: &Buffers| buffers.windows.iter().map(|(_, key)| key & !0xff).collect();
-        let connections = self
-            .qps
+    /// Numbers of the XRC SRQs.
+    pub fn srqs(&self) -> Vec<u32> {
+        self.xrc
             .iter()
-            .zip(&self.buffers)
-            .map(|(qp, b)| (qp.qpn, slots(b), keys(b)));
-        Export {
-            connections: connections.collect(),
-            rkey: self.rkey,
-        }
+            .flat_map(|xrc| &xrc.srqs)
+            .map(|srq| srq.0)
+            .collect()
     }
 
     /// The device's counters.
@@ -314,80 +163,6 @@ impl Node {
     /// What the QPs did, and the asynchronous events.
     pub fn into_log(self) -> (Vec<QpLog>, Vec<AsyncEvent>) {
         (self.qps, self.events)
-    }
-
-    /// Brings every QP to RTS.
-    pub fn connect(&mut self, program: &Program, peer: Export) -> Result<(), String> {
-        use QpAttrMask as M;
-        let side = self.side;
-        for (i, connection) in program.connections.iter().enumerate() {
-            let attr = QpAttr {
-                state: QpState::Init,
-                port: 1,
-                qkey: QKEY,
-                access: match program.transport {
-                    QpType::Rc => REMOTE,
-                    _ => Access::REMOTE_WRITE,
-                },
-                path_mtu: program.mtu,
-                dest_qpn: peer.connections[i].0,
-                rq_psn: connection.psn[1 - side],
-                sq_psn: connection.psn[side],
-                path: Some(path(program, side)),
-                max_rd_atomic: connection.rd_atomic,
-                max_dest_rd_atomic: connection.rd_atomic,
-                min_rnr_timer: connection.min_rnr_timer,
-                timeout: connection.timeout,
-                retry_cnt: connection.retry_cnt,
-                rnr_retry: connection.rnr_retry,
-                ..QpAttr::default()
-            };
-            let rtr = QpAttr {
-                state: QpState::Rtr,
-                ..attr
-            };
-            let rts = QpAttr {
-                state: QpState::Rts,
-                ..attr
-            };
-            let init = M::STATE | M::PKEY_INDEX | M::PORT;
-            let connected = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
-            let steps = match program.transport {
-                QpType::Ud => [
-                    (attr, init | M::QKEY),
-                    (rtr, M::STATE),
-                    (rts, M::STATE | M::SQ_PSN),
-                ],
-                QpType::Uc => [
-                    (attr, init | M::ACCESS_FLAGS),
-                    (rtr, connected),
-                    (rts, M::STATE | M::SQ_PSN),
-                ],
-                _ => [
-                    (attr, init | M::ACCESS_FLAGS),
-                    (rtr, connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER),
-                    (
-                        rts,
-                        M::STATE | M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
-                    ),
-                ],
-            };
-            for (attr, mask) in steps {
-                ok(
-                    "modify_qp",
-                    self.device.modify_qp(Time::ZERO, self.qps[i].qpn, &attr, mask),
-                )?;
-            }
-        }
-        if program.multicast {
-            for (i, qp) in self.qps.iter().enumerate() {
-                let group = program.group(side, i);
-                ok("attach", self.device.attach_multicast(qp.qpn, group))?;
-                self.link.join(group, 1).map_err(|e| e.to_string())?;
-            }
-        }
-        self.peer = peer;
-        Ok(())
     }
 
     /// Looks whether the application has a reason to act, lets it nap, and drives the device when it wakes.
@@ -438,7 +213,7 @@ impl Node {
         let time = |micros: u64| Time::from_nanos(micros * 1000);
         let mut next = None;
         for (i, connection) in program.connections.iter().enumerate() {
-            if self.dead[i] && self.srq.is_none() {
+            if self.dead[i] && !program.nodes[self.side].shares() {
                 continue;
             }
             let send = connection.streams[self.side]
@@ -546,13 +321,16 @@ impl Node {
 
     /// Files a completion with its QP.
     fn completed(&mut self, program: &Program, now: Time, wc: Wc) -> Result<(), String> {
-        let Some(qp) = self.qps.iter().position(|qp| qp.qpn == wc.qp_num) else {
+        let ours = |qp: &QpLog| [qp.qpn, qp.target].contains(&wc.qp_num);
+        let Some(qp) = self.qps.iter().position(ours) else {
             return Err(format!(
                 "a completion of QP {:#x}, which is none of ours",
                 wc.qp_num
             ));
         };
-        if wc.status != WcStatus::Success {
+        // The target of an XRC connection may fail without the initiator beside it.
+        let sends = self.qps[qp].qpn == wc.qp_num;
+        if wc.status != WcStatus::Success && sends {
             self.dead[qp] = true;
         }
         self.full[qp] = false;
@@ -640,7 +418,8 @@ impl Node {
         for (i, connection) in program.connections.iter().enumerate() {
             let receives = &connection.streams[1 - self.side].receives;
             while let Some(receive) = receives.get(self.qps[i].receives_posted) {
-                if !due(receive.at) || self.dead[i] && self.srq.is_none() {
+                let shared = program.nodes[self.side].shares();
+                if !due(receive.at) || self.dead[i] && !shared {
                     break;
                 }
                 let index = self.qps[i].receives_posted;
@@ -648,7 +427,11 @@ impl Node {
                     wr_id: RECEIVE | wr_id(i, index),
                     sges: &self.named(&self.buffers[i].receives[index]),
                 };
-                match self.srq {
+                let srq = match &self.xrc {
+                    Some(xrc) => Some(xrc.srqs[connection.streams[1 - self.side].srq_of(index)]),
+                    None => self.srq,
+                };
+                match srq {
                     Some(srq) => ok("post_srq_recv", self.device.post_srq_recv(srq, &wr))?,
                     None => ok("post_recv", self.device.post_recv(self.qps[i].qpn, &wr))?,
                 }
@@ -676,9 +459,9 @@ impl Node {
                     wr_id: wr_id(i, index),
                     operation: self.operation(program, i, message),
                     flags,
-                    sges: if message.kind.is_local() { &[] } else { &sges },
+                    sges: if message.kind.has_buffer() { &sges } else { &[] },
                     ud: self.destination(program, i),
-                    ..SendWr::default()
+                    srqn: self.srqn(message, index),
                 };
                 match self.device.post_send(now, self.qps[i].qpn, &wr) {
                     Ok(()) => {}
@@ -697,6 +480,16 @@ impl Node {
         Ok(())
     }
 
+    /// The shared receive queue that a message names, with XRC.
+    fn srqn(&self, message: &Message, index: usize) -> u32 {
+        let numbers = match message.wrong_srq {
+            true => &self.peer.strangers,
+            false => &self.peer.srqs,
+        };
+        let at = if message.wrong_srq { index % 3 } else { message.srq };
+        numbers.get(at).copied().unwrap_or(0)
+    }
+
     /// A buffer as work requests name it.
     fn named(&self, buffer: &Buffer) -> Vec<Sge> {
         let named = |sge: &Sge| Sge {
@@ -708,7 +501,7 @@ impl Node {
 
     /// The operation of a message.
     fn operation(&self, program: &Program, connection: usize, message: &Message) -> Operation {
-        let (_, slots, keys) = &self.peer.connections[connection];
+        let (_, _, slots, keys) = &self.peer.connections[connection];
         let mut addr = message.kind.slot().map_or(0, |slot| slots[slot]);
         let rkey = match message.via {
             Some(Via { window, tag }) => {
@@ -738,6 +531,18 @@ impl Node {
                 swap,
             },
             (Kind::FetchAdd { add, .. }, _) => Operation::FetchAdd { addr, rkey, add },
+            (Kind::AtomicWrite(_), _) => Operation::AtomicWrite { addr, rkey },
+            (Kind::Flush { region, .. }, _) => Operation::Flush {
+                addr: if region { addr ^ 1 << 63 } else { addr },
+                rkey,
+                length: message.len,
+                placement: Placement::GLOBAL,
+                selectivity: if region {
+                    Selectivity::Region
+                } else {
+                    Selectivity::Range
+                },
+            },
             (Kind::SendInv { window, tag }, _) => Operation::SendInv(keys[window] | u32::from(tag)),
             (Kind::LocalInv { window, tag }, _) => Operation::LocalInvalidate(own_key(window, tag).1),
             (Kind::Bind { window, tag, unbind }, _) => {
@@ -762,7 +567,7 @@ impl Node {
     fn destination(&self, program: &Program, connection: usize) -> Option<UdDest> {
         let mut dest = UdDest {
             path: path(program, self.side),
-            qpn: self.peer.connections[connection].0,
+            qpn: self.peer.connections[connection].1,
             qkey: QKEY,
         };
         if program.multicast {
@@ -771,106 +576,6 @@ impl Node {
         }
         (program.transport == QpType::Ud).then_some(dest)
     }
-
-    /// Ends everything in order: QPs to ERR, where all that is left flushes, then every object is destroyed.
-    pub fn end(&mut self, program: &Program, now: Time) -> Result<(), String> {
-        self.flag.store(true, Ordering::Relaxed);
-        self.poll(program, now)?;
-        for i in 0..self.qps.len() {
-            let qpn = self.qps[i].qpn;
-            let attr = QpAttr {
-                state: QpState::Err,
-                ..QpAttr::default()
-            };
-            ok(
-                "modify_qp to ERR",
-                self.device.modify_qp(now, qpn, &attr, QpAttrMask::STATE),
-            )?;
-            // Posting in ERR is allowed, and flushes at once.
-            let sends = program.connections[i].streams[self.side].messages.len();
-            let wr = SendWr {
-                wr_id: wr_id(i, sends),
-                operation: Operation::Send,
-                flags: SendFlags::empty(),
-                sges: &[],
-                ud: self.destination(program, i),
-                ..SendWr::default()
-            };
-            ok("post_send in ERR", self.device.post_send(now, qpn, &wr))?;
-            if self.srq.is_none() {
-                let receives = program.connections[i].streams[1 - self.side].receives.len();
-                let wr = RecvWr {
-                    wr_id: RECEIVE | wr_id(i, receives),
-                    sges: &[],
-                };
-                ok("post_recv in ERR", self.device.post_recv(qpn, &wr))?;
-            }
-        }
-        self.flag.store(true, Ordering::Relaxed);
-        self.poll(program, now)?;
-        while let Some(event) = self.device.take_event() {
-            self.events.push(event);
-        }
-        if self.device.transmit(now, &mut self.link) != Progress::Idle {
-            return Err("QPs in ERR still transmit".into());
-        }
-        // Deadlines may be stale, but nothing sets new ones.
-        let mut deadlines = 0;
-        while let Some(deadline) = self.device.next_deadline() {
-            self.device.handle_timeouts(deadline);
-            deadlines += 1;
-            if deadlines > 1000 {
-                return Err("QPs in ERR still set timers".into());
-            }
-        }
-        for (i, qp) in self.qps.iter().enumerate() {
-            if program.multicast {
-                if self.device.destroy_qp(now, qp.qpn) != Err(VerbsError::Busy) {
-                    return Err("a QP that is attached is destroyed".into());
-                }
-                let group = program.group(self.side, i);
-                ok("detach", self.device.detach_multicast(qp.qpn, group))?;
-            }
-            ok("destroy_qp", self.device.destroy_qp(now, qp.qpn))?;
-        }
-        for cq in self.cqs.drain(..) {
-            if !cq.is_empty() {
-                return Err("completions are left over".into());
-            }
-            ok("destroy_cq", self.device.destroy_cq(&cq))?;
-        }
-        if let Some(srq) = self.srq {
-            ok("destroy_srq", self.device.destroy_srq(srq))?;
-        }
-        for (window, _) in self.buffers.iter().flat_map(|b| &b.windows) {
-            ok("dealloc_mw", self.device.dealloc_mw(*window))?;
-        }
-        ok("dereg_mr", self.device.dereg_mr(self.closed))?;
-        ok("dereg_mr", self.device.dereg_mr(self.lkey))?;
-        ok("dealloc_pd", self.device.dealloc_pd(self.pd))?;
-        for (qp, buffers) in self.qps.iter_mut().zip(&self.buffers) {
-            qp.slots = buffers.slots.iter().map(|slot| self.arena.take(slot)).collect();
-        }
-        self.arena.check_guards()
-    }
-}
-
-/// What a node unmaps, and when, if the program's hole lies in its memory.
-fn hole(program: &Program, side: usize, buffers: &[Buffers]) -> Option<(Time, u64, usize)> {
-    let hole = program.hole?;
-    let of = &buffers[hole.connection];
-    let buffer = match hole.place {
-        Place::Message(i) if side == hole.side => of.sends.get(i),
-        Place::Receive(i) if side != hole.side => of.receives.get(i),
-        Place::Slot(i) if side != hole.side => of.slots.get(i),
-        _ => None,
-    };
-    let piece = buffer?.sges.iter().find(|sge| sge.length > 0)?;
-    Some((
-        Time::from_nanos(hole.at * 1000),
-        piece.addr,
-        piece.length as usize,
-    ))
 }
 
 fn wr_id(connection: usize, index: usize) -> u64 {

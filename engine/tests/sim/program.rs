@@ -14,7 +14,7 @@ pub const GRH_LEN: u32 = 40;
 pub struct Program {
     /// Seeds the network, the devices and the message bytes.
     pub seed: u64,
-    /// RC, UC or UD.
+    /// RC, UC, UD, or `XrcSend` for XRC: then each node has an initiator and a target in place of each QP.
     pub transport: QpType,
     /// IPv6 addresses instead of IPv4.
     pub ipv6: bool,
@@ -71,8 +71,17 @@ pub struct NodeShape {
     pub one_cq: bool,
     /// One shared receive queue for all QPs.
     pub srq: bool,
+    /// XRC: shared receive queues behind all targets. 0 for other transports.
+    pub xrc_srqs: usize,
     /// How the memory is registered.
     pub region: Region,
+}
+
+impl NodeShape {
+    /// Whether several QPs take the same receives.
+    pub fn shares(&self) -> bool {
+        self.srq || self.xrc_srqs > 0
+    }
 }
 
 /// The region of a node.
@@ -188,6 +197,15 @@ pub enum Kind {
         /// The addend.
         add: u64,
     },
+    /// ATOMIC WRITE to a counter.
+    AtomicWrite(usize),
+    /// FLUSH of a slot.
+    Flush {
+        /// The slot.
+        slot: usize,
+        /// The whole region is meant, whatever is named.
+        region: bool,
+    },
     /// SEND that invalidates a window of the receiver.
     SendInv {
         /// The window.
@@ -218,14 +236,32 @@ impl Kind {
     pub fn slot(self) -> Option<usize> {
         match self {
             Kind::Send | Kind::SendInv { .. } | Kind::Bind { .. } | Kind::LocalInv { .. } => None,
-            Kind::Write(slot) | Kind::Read(slot) => Some(slot),
-            Kind::CompareSwap { slot, .. } | Kind::FetchAdd { slot, .. } => Some(slot),
+            Kind::Write(slot) | Kind::Read(slot) | Kind::AtomicWrite(slot) => Some(slot),
+            Kind::CompareSwap { slot, .. } | Kind::FetchAdd { slot, .. } | Kind::Flush { slot, .. } => {
+                Some(slot)
+            }
         }
     }
 
     /// Whether it brings data back to its sender.
     pub fn fetches(self) -> bool {
-        self.slot().is_some() && !matches!(self, Kind::Write(_))
+        matches!(
+            self,
+            Kind::Read(_) | Kind::CompareSwap { .. } | Kind::FetchAdd { .. }
+        )
+    }
+
+    /// Whether it works on a counter.
+    pub fn counts(self) -> bool {
+        matches!(
+            self,
+            Kind::CompareSwap { .. } | Kind::FetchAdd { .. } | Kind::AtomicWrite(_)
+        )
+    }
+
+    /// Whether it has a buffer of its sender.
+    pub fn has_buffer(self) -> bool {
+        !self.is_local() && !matches!(self, Kind::Flush { .. })
     }
 
     /// Whether it is a message of its own, that the receiver's application sees.
@@ -244,6 +280,10 @@ impl Kind {
 pub struct Message {
     /// What it does.
     pub kind: Kind,
+    /// XRC: which of the receiver's shared receive queues it names.
+    pub srq: usize,
+    /// XRC: it names one that the target may not use instead, and must fail.
+    pub wrong_srq: bool,
     /// It waits for READs and atomics before it.
     pub fence: bool,
     /// It names a key that does not exist, or does what a window does not allow: it must fail.
@@ -275,6 +315,8 @@ impl Message {
     pub fn new(kind: Kind, len: u32) -> Message {
         Message {
             kind,
+            srq: 0,
+            wrong_srq: false,
             fence: false,
             wrong_key: false,
             raced: false,
@@ -322,6 +364,11 @@ impl Stream {
         last.map_or(0, |last| self.receives_of(last + 1))
     }
 
+    /// XRC: which shared receive queue a receive goes to.
+    pub fn srq_of(&self, receive: usize) -> usize {
+        self.receiving().nth(receive).map_or(0, |(_, m)| m.srq)
+    }
+
     /// The messages that take a receive, with their indices: one for each receive.
     pub fn receiving(&self) -> impl Iterator<Item = (usize, &Message)> {
         self.messages
@@ -340,6 +387,11 @@ pub struct Receive {
     pub sges: u32,
     /// Not posted before this time, in microseconds.
     pub at: u64,
+}
+
+/// Whether a transport acknowledges.
+pub fn is_reliable(transport: QpType) -> bool {
+    matches!(transport, QpType::Rc | QpType::XrcSend)
 }
 
 /// Bytes of a path MTU code.
@@ -403,6 +455,11 @@ impl fmt::Display for Program {
 }
 
 impl Program {
+    /// Whether every message arrives, or an error tells.
+    pub fn is_reliable(&self) -> bool {
+        is_reliable(self.transport)
+    }
+
     /// The multicast group of the QP that a node has for a connection.
     pub fn group(&self, side: usize, connection: usize) -> IpAddr {
         if self.ipv6 {

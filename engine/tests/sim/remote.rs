@@ -53,6 +53,12 @@ impl Image<'_> {
                 return None;
             }
             Kind::Read(_) => {}
+            Kind::Flush { .. } => return None,
+            Kind::AtomicWrite(_) => {
+                let bytes = content(program.seed, connection, side, index, message.len);
+                slot.copy_from_slice(&bytes);
+                return None;
+            }
             Kind::CompareSwap { compare, swap, .. } if compare == value => store(swap),
             Kind::CompareSwap { .. } => {}
             Kind::FetchAdd { add, .. } => store(value.wrapping_add(add)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferroce_engine::link::random::Probability;
 
-use crate::program::{Hole, Kind, Message, Place, Program, Region, mtu_bytes};
+use crate::program::{Hole, Message, Place, Program, Region, mtu_bytes};
 
 impl Program {
     /// Programs that are simpler than this one in one respect, boldest first.
@@ -49,6 +49,7 @@ impl Program {
             variant(&mut |p| p.conditions[side].jitter = Duration::ZERO);
             variant(&mut |p| p.nodes[side].nap = 0);
             variant(&mut |p| p.nodes[side].srq = false);
+            variant(&mut |p| one_srq(p, side));
             variant(&mut |p| p.nodes[side].region = Region::Plain);
             variant(&mut |p| p.nodes[side].events = false);
             variant(&mut |p| p.nodes[side].one_cq = true);
@@ -88,9 +89,7 @@ impl Program {
                 }
                 for (k, message) in messages.iter().enumerate() {
                     for len in [0, 1, mtu_bytes(self.mtu) + 1, message.len / 2] {
-                        let counter =
-                            matches!(message.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. });
-                        if len < message.len && !counter {
+                        if len < message.len && !message.kind.counts() {
                             variant(&mut |p| p.connections[i].streams[side].messages[k].len = len);
                         }
                     }
@@ -98,6 +97,17 @@ impl Program {
             }
         }
         out
+    }
+}
+
+/// XRC: one shared receive queue at a node.
+fn one_srq(p: &mut Program, side: usize) {
+    if p.nodes[side].xrc_srqs > 1 {
+        p.nodes[side].xrc_srqs = 1;
+        let streams = p.connections.iter_mut().map(|c| &mut c.streams[1 - side]);
+        streams
+            .flat_map(|stream| &mut stream.messages)
+            .for_each(|message| message.srq = 0);
     }
 }
 
