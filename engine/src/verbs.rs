@@ -613,6 +613,13 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
+impl WcOpcode {
+    /// Whether it is of a receive.
+    pub fn is_receive(self) -> bool {
+        matches!(self, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
+    }
+}
+
 bitflags! {
     /// Flags of a completion (`enum ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

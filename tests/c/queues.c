@@ -291,6 +291,43 @@ static void limits(void)
     destroy_any(&any);
 }
 
+/* Requests are outstanding until their completions are polled: a program that posts as long as it can does not overrun a
+ * CQ of the size of its queue. */
+static void outstanding(void)
+{
+    struct any two[2];
+    make_two(two, context, pd, IBV_QPT_RC);
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr made;
+    FAILS(ibv_query_qp(two[0].qp, &attr, IBV_QP_CAP, &made), 0);
+    struct ibv_sge sge = piece(&two[0], 0, 8);
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
+        .wr.rdma = {.remote_addr = (uintptr_t)two[1].buffer, .rkey = two[1].mr->rkey}};
+    for (uint32_t i = 0; i < made.cap.max_send_wr; i++)
+        FAILS(post_one(&two[0], &sge, wr), 0);
+    /* The second QP's CQ is empty: polling it carries the writes out. */
+    struct ibv_wc wc;
+    for (int i = 0; i < 1000; i++)
+        CHECK(ibv_poll_cq(two[1].recv_cq, 1, &wc) == 0, "a completion of a plain write");
+    FAILS(post_one(&two[0], &sge, wr), ENOMEM);
+    for (uint32_t i = 0; i < 3 * made.cap.max_send_wr; i++) {
+        CHECK(next_wc(two[0].send_cq).status == IBV_WC_SUCCESS, "write %u", i);
+        FAILS(post_one(&two[0], &sge, wr), 0);
+    }
+    for (uint32_t i = 0; i < made.cap.max_send_wr; i++)
+        CHECK(next_wc(two[0].send_cq).status == IBV_WC_SUCCESS, "write %u", i);
+    /* Receives that flushed. */
+    FAILS(simply_to(&two[0], IBV_QPS_ERR), 0);
+    for (uint32_t i = 0; i < made.cap.max_recv_wr; i++)
+        FAILS(receive_one(&two[0], i, sge), 0);
+    FAILS(receive_one(&two[0], 99, sge), ENOMEM);
+    CHECK(next_wc(two[0].recv_cq).wr_id == 0, "the first");
+    FAILS(receive_one(&two[0], 99, sge), 0);
+    CHECK(!readable(context->async_fd, 0), "an event");
+    destroy_any(&two[0]);
+    destroy_any(&two[1]);
+}
+
 /* What is used by something else stays, and what is of another context is not found. */
 static void busy(void)
 {
@@ -397,7 +434,8 @@ static void device(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } cases[] = {
-        {"fields", fields}, {"solicited", solicited}, {"races", races}, {"resize", resize}, {"limits", limits}, {"busy", busy},
+        {"fields", fields}, {"solicited", solicited}, {"races", races}, {"resize", resize}, {"limits", limits}, {"outstanding", outstanding},
+        {"busy", busy},
         {"device", device},
     };
     alarm(60);

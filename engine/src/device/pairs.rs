@@ -120,7 +120,7 @@ impl Device {
     pub fn check_send(&self, qpn: u32, wr: &SendWr<'_>, before: usize) -> Result<(), VerbsError> {
         let qp = self.qps.get(qpn).ok_or(VerbsError::NotFound)?;
         qp.check_send(wr, self.limits.max_message)?;
-        if before < qp.sq.room() {
+        if before < qp.send_room() {
             Ok(())
         } else {
             Err(VerbsError::NoMemory)

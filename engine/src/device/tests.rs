@@ -286,9 +286,16 @@ fn posting_by_state() {
     };
     dev.modify_qp(Time::ZERO, qpn, &error, QpAttrMask::STATE).unwrap();
     dev.post_send(Time::ZERO, qpn, &send).unwrap();
-    dev.post_recv(qpn, &RecvWr { wr_id: 9, ..recv }).unwrap();
+    let recv = RecvWr { wr_id: 9, ..recv };
+    assert_eq!(
+        dev.post_recv(qpn, &recv),
+        Err(VerbsError::NoMemory),
+        "two are not polled"
+    );
     let mut out = [Wc::default(); 8];
-    let n = cq.poll(&mut out);
+    assert_eq!(cq.poll(&mut out[..1]), 1);
+    dev.post_recv(qpn, &recv).unwrap();
+    let n = cq.poll(&mut out[1..]) + 1;
     let flushed: Vec<_> = out[..n].iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(flushed, [5, 7, 6, 9].map(|id| (id, WcStatus::WrFlushErr)));
 }

@@ -3,6 +3,7 @@
 use ferroce_wire::{PathMtu, Psn};
 
 use super::state::{check_transition, relevant};
+use super::unpolled::Unpolled;
 use super::{Qp, Shared};
 use crate::device::Limits;
 use crate::verbs::{MigState, QpAttr, QpAttrMask as M, QpState, QpType, VerbsError};
@@ -121,6 +122,7 @@ impl Qp {
             cap: self.attr.cap,
             ..QpAttr::default()
         };
+        self.unpolled.iter().for_each(Unpolled::clear);
         self.fatal = false;
         self.state = QpState::Reset;
     }

@@ -4,6 +4,7 @@ mod attr;
 mod flush;
 mod post;
 mod state;
+mod unpolled;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use ferroce_wire::TransportClass;
 use rustc_hash::FxHashMap;
 
+use self::unpolled::Unpolled;
 use crate::device::{Counters, DomainId, PdId, SrqId, XrcdId};
 use crate::memory::Memory;
 use crate::memory::keys::{KeyTable, Scope};
@@ -102,6 +104,8 @@ pub(crate) struct Qp {
     pub rq: RecvQueue,
     pub requester: Requester,
     pub responder: Responder,
+    /// Completions of sends and of receives that wait in their CQs.
+    pub unpolled: [Unpolled; 2],
     /// The fatal error is told (until RESET).
     pub fatal: bool,
     /// It waits in the device's list of QPs with something to send.
@@ -140,6 +144,7 @@ impl Qp {
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)?,
             requester: Requester::default(),
             responder: Responder::new(cap.max_recv_sge, pd, init.srq),
+            unpolled: Default::default(),
             fatal: false,
             queued: false,
             ack_wait: AckWait::No,
@@ -204,6 +209,7 @@ impl Qp {
     /// Puts a completion of a send into its CQ.
     pub fn push_send(&self, shared: &mut Shared<'_>, wc: Wc) {
         if let Some(cq) = &self.init.send_cq {
+            self.unpolled[0].pushed();
             self.push(shared, cq, wc, false);
         }
     }
@@ -212,6 +218,7 @@ impl Qp {
     pub fn push_recv(&self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
         if self.init.qp_type != QpType::XrcRecv {
             if let Some(cq) = &self.init.recv_cq {
+                self.unpolled[1].pushed();
                 self.push(shared, cq, wc, solicited);
             }
             return;

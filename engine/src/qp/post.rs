@@ -45,6 +45,9 @@ impl Qp {
         }
         // Data that is copied at once may lie in any number of pieces.
         self.sq.check(if inline { 0 } else { wr.sges.len() })?;
+        if self.send_room() == 0 {
+            return Err(VerbsError::NoMemory);
+        }
         let (least, most) = match (wr.operation, self.init.qp_type) {
             (
                 Operation::CompareSwap { .. } | Operation::FetchAdd { .. } | Operation::AtomicWrite { .. },
@@ -84,13 +87,25 @@ impl Qp {
         if self.state == QpState::Reset || !has_queue {
             return Err(VerbsError::Invalid);
         }
+        if wr.sges.len() > self.rq.max_sge() as usize {
+            return Err(VerbsError::Invalid);
+        }
+        let cq = self.init.recv_cq.as_deref();
+        let free = self.rq.room();
+        if cq.is_none_or(|cq| self.unpolled[1].room(free, cq, self.qpn, true) == 0) {
+            return Err(VerbsError::NoMemory);
+        }
         if self.state == QpState::Err {
-            if wr.sges.len() > self.rq.max_sge() as usize {
-                return Err(VerbsError::Invalid);
-            }
             self.flushed_recv(shared, wr.wr_id);
             return Ok(());
         }
         self.rq.post(wr)
+    }
+
+    /// Sends that can be posted now.
+    pub fn send_room(&self) -> usize {
+        let cq = self.init.send_cq.as_deref();
+        let free = self.sq.room();
+        cq.map_or(0, |cq| self.unpolled[0].room(free, cq, self.qpn, false))
     }
 }

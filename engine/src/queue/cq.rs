@@ -1,7 +1,7 @@
 //! Completion queue: filled by the transport, polled by the application without the engine's lock.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -100,6 +100,8 @@ pub struct Cq {
     notify: Option<Box<dyn CqNotify>>,
     /// Entries in `ring`, readable without the lock.
     len: AtomicUsize,
+    /// Entries that left it.
+    taken: AtomicU64,
     ring: Mutex<Ring>,
 }
 
@@ -127,6 +129,7 @@ impl Cq {
             vector,
             notify,
             len: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             ring: Mutex::new(Ring {
                 entries,
                 capacity,
@@ -192,7 +195,22 @@ impl Cq {
             ring.entries.clear();
         }
         self.len.store(ring.entries.len(), Ordering::Release);
+        self.taken.fetch_add(n as u64, Ordering::Release);
         n
+    }
+
+    /// How many completions the program has taken so far.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Acquire)
+    }
+
+    /// Completions that wait of the queue of `qpn` that `receives`, or of the one that sends.
+    pub(crate) fn count(&self, qpn: u32, receives: bool) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let of_queue = |wc: &&Wc| wc.qp_num == qpn && wc.opcode.is_receive() == receives;
+        self.ring.lock().entries.iter().filter(of_queue).count()
     }
 
     /// Asks for one event at the next completion, or the next that is solicited or an error.
@@ -230,6 +248,7 @@ impl Cq {
                 return Err(Overrun { first });
             }
             ring.entries.pop_front();
+            self.taken.fetch_add(1, Ordering::Release);
         }
         ring.newest += 1;
         if solicited || wc.status != WcStatus::Success {

@@ -71,6 +71,11 @@ impl RecvQueue {
         self.capacity
     }
 
+    /// WQEs that still fit.
+    pub fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.posted + self.taken) as usize
+    }
+
     /// Scatter entries of a WQE.
     pub fn max_sge(&self) -> u32 {
         self.max_sge as u32

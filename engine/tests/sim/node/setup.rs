@@ -300,7 +300,9 @@ impl Node {
                 "modify_qp to ERR",
                 self.device.modify_qp(now, qpn, &attr, QpAttrMask::STATE),
             )?;
-            // Posting in ERR is allowed, and flushes at once.
+            // Posting in ERR is allowed, and flushes at once. What was flushed before makes room when it is polled.
+            self.flag.store(true, Ordering::Relaxed);
+            self.poll(program, now)?;
             let sends = program.connections[i].streams[self.side].messages.len();
             let wr = SendWr {
                 wr_id: wr_id(i, sends),
