@@ -1,16 +1,23 @@
 /* operations CASE: what single operations promise to the byte: ATOMIC WRITE and FLUSH, and messages of 2^31 bytes. */
 #define _GNU_SOURCE
 #include "verbs_pair.h"
+#include <stddef.h>
 #include <sys/mman.h>
 
 #define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 #define LONGEST (1ull << 31)
 #define CHUNK (1ull << 21)
 
+/* What headers before rdma-core 45 do not know: ibv_wr_flush, the member behind wr_atomic_write, and its numbers. */
+typedef void (*wr_flush_t)(struct ibv_qp_ex *, uint32_t rkey, uint64_t addr, size_t length, uint8_t type, uint8_t level);
+#define WR_FLUSH(ex) (*(wr_flush_t *)((char *)(ex) + offsetof(struct ibv_qp_ex, wr_atomic_write) + sizeof(wr_flush_t)))
+enum { WITH_FLUSH = 1 << 11, ACCESS_GLOBAL = 1 << 8, ACCESS_PERSISTENT = 1 << 9, TO_GLOBAL = 1, OF_RANGE = 0, OF_REGION = 1,
+    WC_FLUSH = 8 };
+
 static struct side pair[2];
 
-/* Two QPs that have ATOMIC WRITE and, where the header knows it, FLUSH. */
-static void start_extended(void)
+/* Two QPs that have ATOMIC WRITE, and more operations if need be. */
+static void start_extended(uint64_t more)
 {
     struct ibv_context *context = open_device();
     struct ibv_pd *pd = ibv_alloc_pd(context);
@@ -21,11 +28,7 @@ static void start_extended(void)
         struct ibv_qp_init_attr_ex init = {.send_cq = pair[i].cq, .recv_cq = pair[i].cq, .qp_type = IBV_QPT_RC,
             .sq_sig_all = 1, .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
             .pd = pd, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-            .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_ATOMIC_WRITE
-#ifdef HAVE_FLUSH
-                | IBV_QP_EX_WITH_FLUSH
-#endif
-        };
+            .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_ATOMIC_WRITE | more};
         pair[i].qp = ibv_create_qp_ex(context, &init);
         CHECK(pair[i].qp, "create_qp_ex: %s", strerror(errno));
         CHECK(init.cap.max_inline_data >= 8, "no room for the word of an ATOMIC WRITE");
@@ -48,7 +51,7 @@ static struct ibv_wc next(struct side *side)
 
 static void atomic_write(void)
 {
-    start_extended();
+    start_extended(0);
     struct ibv_device_attr_ex device;
     CHECK(!ibv_query_device_ex(pair[0].context, NULL, &device), "query_device_ex");
     CHECK(device.device_cap_flags_ex & (1ull << 40), "the device does not say that it has ATOMIC WRITE");
@@ -79,38 +82,36 @@ static void atomic_write(void)
     CHECK(next(&pair[0]).status == IBV_WC_REM_INV_REQ_ERR, "an ATOMIC WRITE that is not aligned");
 }
 
-#ifdef HAVE_FLUSH
 static void flush(void)
 {
-    start_extended();
+    start_extended(WITH_FLUSH);
     struct ibv_device_attr_ex device;
     CHECK(!ibv_query_device_ex(pair[0].context, NULL, &device), "query_device_ex");
     CHECK(device.device_cap_flags_ex & (1ull << 38), "the device does not say that it has FLUSH");
-    struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_FLUSH_GLOBAL};
+    struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | ACCESS_GLOBAL};
     CHECK(!ibv_modify_qp(pair[1].qp, &attr, IBV_QP_ACCESS_FLAGS), "modify_qp");
     _Alignas(4096) static char bytes[4096];
-    struct ibv_mr *mr = ibv_reg_mr(pair[0].pd, bytes, sizeof bytes, ACCESS | IBV_ACCESS_FLUSH_GLOBAL);
+    struct ibv_mr *mr = ibv_reg_mr(pair[0].pd, bytes, sizeof bytes, ACCESS | ACCESS_GLOBAL);
     CHECK(mr, "reg_mr: %s", strerror(errno));
-    CHECK(!ibv_reg_mr(pair[0].pd, bytes, sizeof bytes, ACCESS | IBV_ACCESS_FLUSH_PERSISTENT) && errno == EOPNOTSUPP,
+    CHECK(!ibv_reg_mr(pair[0].pd, bytes, sizeof bytes, ACCESS | ACCESS_PERSISTENT) && errno == EOPNOTSUPP,
         "memory that outlasts a loss of power");
     struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(pair[0].qp);
     ibv_wr_start(ex);
-    ibv_wr_flush(ex, mr->rkey, (uintptr_t)bytes, 100, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
-    ibv_wr_flush(ex, mr->rkey, 0, 0, IBV_FLUSH_GLOBAL, IBV_FLUSH_MR);
+    WR_FLUSH(ex)(ex, mr->rkey, (uintptr_t)bytes, 100, TO_GLOBAL, OF_RANGE);
+    WR_FLUSH(ex)(ex, mr->rkey, 0, 0, TO_GLOBAL, OF_REGION);
     CHECK(!ibv_wr_complete(ex), "wr_complete");
     for (int i = 0; i < 2; i++) {
         struct ibv_wc wc = next(&pair[0]);
-        CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_FLUSH, "%s", ibv_wc_status_str(wc.status));
+        CHECK(wc.status == IBV_WC_SUCCESS && (int)wc.opcode == WC_FLUSH, "%s", ibv_wc_status_str(wc.status));
     }
     ibv_wr_start(ex);
-    ibv_wr_flush(ex, mr->rkey, (uintptr_t)bytes, 100, 0, IBV_FLUSH_RANGE);
+    WR_FLUSH(ex)(ex, mr->rkey, (uintptr_t)bytes, 100, 0, OF_RANGE);
     CHECK(ibv_wr_complete(ex) == EINVAL, "a FLUSH to nowhere");
     ibv_wr_start(ex);
-    ibv_wr_flush(ex, mr->rkey, (uintptr_t)bytes, 5000, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+    WR_FLUSH(ex)(ex, mr->rkey, (uintptr_t)bytes, 5000, TO_GLOBAL, OF_RANGE);
     CHECK(!ibv_wr_complete(ex), "wr_complete");
     CHECK(next(&pair[0]).status == IBV_WC_REM_ACCESS_ERR, "a FLUSH of more than there is");
 }
-#endif
 
 /* Memory of 2^31 bytes: its first and last chunk are of their own, all others the same. */
 static unsigned char *long_memory(void)
@@ -180,10 +181,8 @@ static void long_send(void) { long_message(IBV_WR_SEND); }
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } cases[] = {
-        {"atomic-write", atomic_write}, {"long-write", long_write}, {"long-read", long_read}, {"long-send", long_send},
-#ifdef HAVE_FLUSH
-        {"flush", flush},
-#endif
+        {"atomic-write", atomic_write}, {"flush", flush},
+        {"long-write", long_write}, {"long-read", long_read}, {"long-send", long_send},
     };
     for (size_t i = 0; argc == 2 && i < sizeof cases / sizeof *cases; i++)
         if (!strcmp(argv[1], cases[i].name)) {

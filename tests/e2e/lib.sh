@@ -107,7 +107,6 @@ nothing_left() {
 # compile PROGRAM: one of tests/c into LOG_DIR; ends the script when it does not compile.
 compile() {
     local flags=(-O1 -Wall -Wextra -o "$LOG_DIR/$1")
-    [[ -z ${CFLAGS-} ]] || flags+=("$CFLAGS")
     [[ $1 != *.so ]] || flags+=(-shared -fPIC)
     "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -Wl,--as-needed -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
 }
