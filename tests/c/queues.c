@@ -1,6 +1,6 @@
 /* queues CASE: completion queues, the limits of all objects, what is in use, and what the device says of itself. */
 #include "verbs_any.h"
-#include <sys/mman.h>
+#include <sys/resource.h>
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -269,6 +269,25 @@ static void limits(void)
         FAILS(ibv_destroy_cq(cq), 0);
     }
     MAKES_NOTHING(ibv_create_cq(context, 1, NULL, NULL, -1), EINVAL);
+    /* No memory. */
+    unsigned long pages;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    CHECK(statm && fscanf(statm, "%lu", &pages) == 1, "statm");
+    fclose(statm);
+    struct rlimit before, tight;
+    FAILS(getrlimit(RLIMIT_AS, &before), 0);
+    tight = before, tight.rlim_cur = pages * sysconf(_SC_PAGESIZE) + (8 << 20);
+    FAILS(setrlimit(RLIMIT_AS, &tight), 0);
+    MAKES_NOTHING(ibv_create_cq(context, most.max_cqe, NULL, NULL, 0), ENOMEM);
+    srq.attr.max_wr = most.max_srq_wr, srq.attr.max_sge = 1;
+    MAKES_NOTHING(ibv_create_srq(pd, &srq), ENOMEM);
+    struct ibv_qp_init_attr large_qp = {.send_cq = any.send_cq, .recv_cq = any.recv_cq, .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = most.max_qp_wr, .max_send_sge = most.max_sge}};
+    MAKES_NOTHING(ibv_create_qp(pd, &large_qp), ENOMEM);
+    FAILS(setrlimit(RLIMIT_AS, &before), 0);
+    struct ibv_qp *qp = ibv_create_qp(pd, &large_qp);
+    CHECK(qp, "create_qp: %s", strerror(errno));
+    FAILS(ibv_destroy_qp(qp), 0);
     /* Too many entries, and too many requests. */
     struct ibv_sge sges[3] = {{0}};
     struct ibv_recv_wr *bad, receive = {.sg_list = sges, .num_sge = 3};

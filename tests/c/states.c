@@ -7,6 +7,10 @@ static struct ibv_pd *pd;
 #define RC 1
 #define UC 2
 #define UD 4
+#define INI 8 /* XRC */
+#define TGT 16
+#define ALL (RC | UC | UD | INI | TGT)
+#define READS (IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC)
 #define PKEY IBV_QP_PKEY_INDEX
 #define ACCESS IBV_QP_ACCESS_FLAGS
 #define CUR IBV_QP_CUR_STATE
@@ -23,21 +27,25 @@ static struct ibv_pd *pd;
 
 /* The transitions that there are, and what each allows beyond what it needs (Linux, qp_state_table). */
 static const struct { enum ibv_qp_state from, to; int types, allows; } transitions[] = {
-    {RESET, RESET, RC | UC | UD, 0}, {RESET, INIT, RC | UC | UD, 0},
-    {INIT, RESET, RC | UC | UD, 0}, {INIT, ERR, RC | UC | UD, 0},
-    {INIT, INIT, UD, PKEY | IBV_QP_PORT | IBV_QP_QKEY}, {INIT, INIT, RC | UC, PKEY | IBV_QP_PORT | ACCESS},
-    {INIT, RTR, UD, PKEY | IBV_QP_QKEY}, {INIT, RTR, RC | UC, ALT | ACCESS | PKEY},
-    {RTR, RESET, RC | UC | UD, 0}, {RTR, ERR, RC | UC | UD, 0},
-    {RTR, RTS, UD, CUR | IBV_QP_QKEY}, {RTR, RTS, UC, CUR | ALT | ACCESS | MIG}, {RTR, RTS, RC, CUR | ALT | ACCESS | MIG | RNR},
-    {RTS, RESET, RC | UC | UD, 0}, {RTS, ERR, RC | UC | UD, 0}, {RTS, SQD, RC | UC | UD, IBV_QP_EN_SQD_ASYNC_NOTIFY},
-    {RTS, RTS, UD, CUR | IBV_QP_QKEY}, {RTS, RTS, UC, CUR | ALT | ACCESS | MIG}, {RTS, RTS, RC, CUR | ALT | ACCESS | MIG | RNR},
-    {SQD, RESET, RC | UC | UD, 0}, {SQD, ERR, RC | UC | UD, 0},
-    {SQD, RTS, UD, CUR | IBV_QP_QKEY}, {SQD, RTS, UC, CUR | ALT | ACCESS | MIG}, {SQD, RTS, RC, CUR | ALT | ACCESS | MIG | RNR},
+    {RESET, RESET, ALL, 0}, {RESET, INIT, ALL, 0},
+    {INIT, RESET, ALL, 0}, {INIT, ERR, ALL, 0},
+    {INIT, INIT, UD, PKEY | IBV_QP_PORT | IBV_QP_QKEY}, {INIT, INIT, ALL & ~UD, PKEY | IBV_QP_PORT | ACCESS},
+    {INIT, RTR, UD, PKEY | IBV_QP_QKEY}, {INIT, RTR, ALL & ~UD, ALT | ACCESS | PKEY},
+    {RTR, RESET, ALL, 0}, {RTR, ERR, ALL, 0},
+    {RTR, RTS, UD, CUR | IBV_QP_QKEY}, {RTR, RTS, UC | INI, CUR | ALT | ACCESS | MIG},
+    {RTR, RTS, RC | TGT, CUR | ALT | ACCESS | MIG | RNR},
+    {RTS, RESET, ALL, 0}, {RTS, ERR, ALL, 0}, {RTS, SQD, ALL, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {RTS, RTS, UD, CUR | IBV_QP_QKEY}, {RTS, RTS, UC | INI, CUR | ALT | ACCESS | MIG},
+    {RTS, RTS, RC | TGT, CUR | ALT | ACCESS | MIG | RNR},
+    {SQD, RESET, ALL, 0}, {SQD, ERR, ALL, 0},
+    {SQD, RTS, UD, CUR | IBV_QP_QKEY}, {SQD, RTS, UC | INI, CUR | ALT | ACCESS | MIG},
+    {SQD, RTS, RC | TGT, CUR | ALT | ACCESS | MIG | RNR},
     {SQD, SQD, UD, PKEY | IBV_QP_QKEY}, {SQD, SQD, UC, IBV_QP_AV | ALT | ACCESS | PKEY | MIG},
-    {SQD, SQD, RC, IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC |
-        IBV_QP_MAX_DEST_RD_ATOMIC | ALT | ACCESS | PKEY | RNR | MIG},
+    {SQD, SQD, RC, IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | READS | IBV_QP_MAX_DEST_RD_ATOMIC | ALT | ACCESS | PKEY | RNR | MIG},
+    {SQD, SQD, INI, IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | READS | ALT | ACCESS | PKEY | MIG},
+    {SQD, SQD, TGT, IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | IBV_QP_MAX_DEST_RD_ATOMIC | ALT | ACCESS | PKEY | RNR | MIG},
     {SQE, RESET, UC | UD, 0}, {SQE, ERR, UC | UD, 0}, {SQE, RTS, UD, CUR | IBV_QP_QKEY}, {SQE, RTS, UC, CUR | ACCESS},
-    {ERR, RESET, RC | UC | UD, 0}, {ERR, ERR, RC | UC | UD, 0},
+    {ERR, RESET, ALL, 0}, {ERR, ERR, ALL, 0},
 };
 
 /* A queue pair in this state. */
@@ -79,7 +87,9 @@ static void try(struct any *any, enum ibv_qp_state from, enum ibv_qp_state to, i
 
 static void transition(enum ibv_qp_type type, enum ibv_qp_state from)
 {
-    int bit = type == IBV_QPT_RC ? RC : type == IBV_QPT_UC ? UC : UD;
+    int bit = type == IBV_QPT_RC ? RC : type == IBV_QPT_UC ? UC : type == IBV_QPT_UD ? UD : type == IBV_QPT_XRC_SEND ? INI : TGT;
+    /* What an XRC QP has no use for is not looked at, as programs name it nevertheless. */
+    int ignored = bit == INI ? IBV_QP_MAX_DEST_RD_ATOMIC | RNR : bit == TGT ? READS : 0;
     struct any any = in_state(type, from);
     for (enum ibv_qp_state to = RESET; to <= ERR; to++) {
         int exists = 0, allows = 0, needed = needs(type, from, to);
@@ -95,7 +105,8 @@ static void transition(enum ibv_qp_type type, enum ibv_qp_state from)
             if (needed & attribute)
                 try(&any, from, to, full & ~attribute, EINVAL);
             else /* RoCE has no alternate paths */
-                try(&any, from, to, full | attribute, exists && allows & attribute && attribute != ALT ? 0 : EINVAL);
+                try(&any, from, to, full | attribute,
+                    exists && (allows | ignored) & attribute && attribute != ALT ? 0 : EINVAL);
         }
     }
     destroy_any(&any);
@@ -104,13 +115,15 @@ static void transition(enum ibv_qp_type type, enum ibv_qp_state from)
 static void transitions_of(enum ibv_qp_type type)
 {
     for (enum ibv_qp_state from = RESET; from <= ERR; from++)
-        if (from != SQE || type != IBV_QPT_RC)
+        if (from != SQE || type == IBV_QPT_UC || type == IBV_QPT_UD)
             transition(type, from);
 }
 
 static void rc(void) { transitions_of(IBV_QPT_RC); }
 static void uc(void) { transitions_of(IBV_QPT_UC); }
 static void ud(void) { transitions_of(IBV_QPT_UD); }
+static void initiator(void) { transitions_of(IBV_QPT_XRC_SEND); }
+static void target(void) { transitions_of(IBV_QPT_XRC_RECV); }
 
 /* One attribute with a wrong value, in a transition that takes it. */
 #define WRONG(state, bit, change) do { \
@@ -339,7 +352,7 @@ static void send_error(void)
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } cases[] = {
-        {"rc", rc}, {"uc", uc}, {"ud", ud}, {"values", values}, {"query", query}, {"drain", drain}, {"flush", flush},
+        {"rc", rc}, {"uc", uc}, {"ud", ud}, {"initiator", initiator}, {"target", target}, {"values", values}, {"query", query}, {"drain", drain}, {"flush", flush},
         {"send-error", send_error},
     };
     alarm(60);

@@ -19,6 +19,7 @@ struct any {
     struct ibv_pd *pd;
     struct ibv_cq *send_cq, *recv_cq;
     struct ibv_srq *srq;
+    struct ibv_xrcd *xrcd; /* of an XRC target */
     struct ibv_qp *qp;
     enum ibv_qp_type type;
     unsigned char *buffer;
@@ -33,10 +34,17 @@ static inline struct any make_any(struct ibv_context *context, struct ibv_pd *pd
     any.send_cq = ibv_create_cq(context, 64, NULL, NULL, 0);
     any.recv_cq = ibv_create_cq(context, 64, NULL, NULL, 0);
     CHECK(any.send_cq && any.recv_cq, "create_cq: %s", strerror(errno));
-    struct ibv_qp_init_attr init = {.send_cq = any.send_cq, .recv_cq = any.recv_cq, .qp_type = type, .sq_sig_all = 1,
-        .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2}};
-    any.qp = ibv_create_qp(pd, &init);
-    CHECK(any.qp, "create_qp: %s", strerror(errno));
+    struct ibv_qp_init_attr_ex init = {.send_cq = any.send_cq, .recv_cq = any.recv_cq, .qp_type = type, .sq_sig_all = 1,
+        .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2},
+        .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd};
+    if (type == IBV_QPT_XRC_RECV) {
+        struct ibv_xrcd_init_attr xrcd = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+        init.xrcd = any.xrcd = ibv_open_xrcd(context, &xrcd);
+        CHECK(any.xrcd, "open_xrcd: %s", strerror(errno));
+        init.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+    }
+    any.qp = ibv_create_qp_ex(context, &init);
+    CHECK(any.qp, "create_qp_ex: %s", strerror(errno));
     any.buffer = aligned_alloc(4096, BUFFER);
     memset(any.buffer, 0, BUFFER);
     any.mr = ibv_reg_mr(pd, any.buffer, BUFFER, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -52,6 +60,8 @@ static inline void destroy_any(struct any *any)
     FAILS(ibv_destroy_cq(any->recv_cq), 0);
     if (any->srq)
         FAILS(ibv_destroy_srq(any->srq), 0);
+    if (any->xrcd)
+        FAILS(ibv_close_xrcd(any->xrcd), 0);
     FAILS(ibv_dereg_mr(any->mr), 0);
     free(any->buffer);
 }
@@ -70,14 +80,16 @@ static inline struct ibv_qp_attr good_attr(struct ibv_context *context, uint32_t
 /* The attributes that a transition of a type needs. */
 static inline int needs(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to)
 {
-    int ud = type == IBV_QPT_UD, rc = type == IBV_QPT_RC;
+    int ud = type == IBV_QPT_UD, target = type == IBV_QPT_RC || type == IBV_QPT_XRC_RECV;
+    int initiator = type == IBV_QPT_RC || type == IBV_QPT_XRC_SEND;
     if (from == IBV_QPS_RESET && to == IBV_QPS_INIT)
         return IBV_QP_PKEY_INDEX | IBV_QP_PORT | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS);
     if (from == IBV_QPS_INIT && to == IBV_QPS_RTR)
         return ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-            (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0);
+            (target ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0);
     if (from == IBV_QPS_RTR && to == IBV_QPS_RTS)
-        return IBV_QP_SQ_PSN | (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0);
+        return IBV_QP_SQ_PSN | (initiator || target ? IBV_QP_TIMEOUT : 0) |
+            (initiator ? IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0);
     return 0;
 }
 
