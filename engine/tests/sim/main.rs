@@ -1,8 +1,14 @@
 //! Random programs over a faulty network in virtual time: 1,000 seeds per transport, each followed to its end.
 //!
 //! RC and XRC must deliver every message once, in order and byte-exact, or end in the error that fits; UC and UD must never
-//! deliver damaged or mixed data. `FERROCE_SEEDS=N` runs N seeds, `FERROCE_SEED=S` just that one. A failing program is
-//! shrunk before it is shown; with `FERROCE_TRACE=1` its packets are printed too.
+//! deliver damaged or mixed data. `lives` is about what a program does to QPs in the middle of it all: RESET,
+//! destruction, ERR, SQD, and regions that end.
+//!
+//! The model is the program itself: from what was posted follows what memory, completions and events must be, and from
+//! what the network did, which errors may be.
+//!
+//! `FERROCE_SEEDS=N` runs N seeds, `FERROCE_SEED=S` just that one. A failing program is shrunk before it is shown; with
+//! `FERROCE_TRACE=1` its packets are printed too.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -10,6 +16,7 @@ mod delivery;
 mod errors;
 mod generate;
 mod harness;
+mod lives;
 mod memory;
 mod node;
 mod program;
@@ -117,4 +124,15 @@ fn crowd() {
             "seed {seed}"
         );
     }
+}
+
+/// QPs with several lives, ended in every way in the middle of traffic.
+#[test]
+fn lives() {
+    let sums = runner::run_plans();
+    if !runner::is_full_run() {
+        return;
+    }
+    let seen = [sums.flying, sums.held_back, sums.refused, sums.added];
+    assert!(seen.iter().chain(&sums.interrupted).all(|&n| n > 10), "{sums:?}");
 }
