@@ -595,6 +595,8 @@ impl<'a> World<'a> {
         if fate == Fate::Error {
             self.pairs[pair].2[side].failed = true;
             self.enter(side, qpn, QpState::Err)?;
+            // What has flushed leaves the queue when it is polled, and there is room again.
+            self.look(side)?;
             let qp = &self.pairs[pair].2[side];
             let (sends, receives) = (qp.posted, qp.receives);
             self.send_flushed(pair, side, sends)?;
