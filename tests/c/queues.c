@@ -360,6 +360,9 @@ static void busy(void)
     FAILS(ibv_dealloc_pd(mine), EBUSY); /* a QP and an MR */
     FAILS(ibv_destroy_cq(any.send_cq), EBUSY);
     FAILS(ibv_destroy_cq(any.recv_cq), EBUSY);
+    errno = 0;
+    FAILS(ibv_rereg_mr(any.mr, IBV_REREG_MR_CHANGE_PD, others, NULL, 0, 0), IBV_REREG_MR_ERR_CMD);
+    CHECK(errno == EINVAL, "rereg_mr into the PD of another context sets %s", strerror(errno));
     FAILS(ibv_destroy_qp(any.qp), 0);
     FAILS(ibv_dealloc_pd(mine), EBUSY); /* the MR */
     FAILS(ibv_dereg_mr(any.mr), 0);
@@ -382,6 +385,25 @@ static void busy(void)
     MAKES_NOTHING(ibv_create_qp(mine, &init), EINVAL);
     init.recv_cq = any.recv_cq, init.srq = others_srq;
     MAKES_NOTHING(ibv_create_qp(mine, &init), EINVAL);
+    struct ibv_qp_init_attr_ex init_ex = {.send_cq = any.send_cq, .recv_cq = any.recv_cq, .qp_type = IBV_QPT_RC, .pd = others,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS};
+    MAKES_NOTHING(ibv_create_qp_ex(context, &init_ex), EINVAL);
+    struct ibv_xrcd_init_attr domain = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+    struct ibv_xrcd *others_xrcd = ibv_open_xrcd(other, &domain);
+    CHECK(others_xrcd, "open_xrcd: %s", strerror(errno));
+    struct ibv_srq_init_attr_ex srq_ex = {.attr = srq_init.attr, .srq_type = IBV_SRQT_XRC, .pd = mine, .cq = any.recv_cq,
+        .xrcd = others_xrcd, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
+            IBV_SRQ_INIT_ATTR_CQ};
+    MAKES_NOTHING(ibv_create_srq_ex(context, &srq_ex), EINVAL);
+    struct ibv_qp_init_attr_ex target = {.qp_type = IBV_QPT_XRC_RECV, .xrcd = others_xrcd, .comp_mask = IBV_QP_INIT_ATTR_XRCD};
+    MAKES_NOTHING(ibv_create_qp_ex(context, &target), EINVAL);
+    struct ibv_qp *others_target = ibv_create_qp_ex(other, &target);
+    CHECK(others_target, "create_qp: %s", strerror(errno));
+    struct ibv_qp_open_attr opening = {.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
+        .qp_num = others_target->qp_num, .xrcd = others_xrcd, .qp_type = IBV_QPT_XRC_RECV};
+    MAKES_NOTHING(ibv_open_qp(context, &opening), EINVAL);
+    FAILS(ibv_destroy_qp(others_target), 0);
+    FAILS(ibv_close_xrcd(others_xrcd), 0);
     FAILS(ibv_destroy_srq(others_srq), 0);
     FAILS(ibv_destroy_cq(others_cq), 0);
     FAILS(ibv_dealloc_pd(others), 0);

@@ -39,8 +39,8 @@ impl Device {
         Ok(MrInfo { rkey: 0, ..keys })
     }
 
-    /// Changes a region, whose keys stay; nothing if that can't be (EBUSY: windows are bound to it). What was named by them and is not any more can't
-    /// be reached from now on, by work that was posted before either.
+    /// Changes a region, whose keys stay; nothing if that can't be (EBUSY: windows are bound to it). What was named by
+    /// them and is not any more can't be reached from now on, by work that was posted before either.
     pub fn rereg_mr(&mut self, lkey: u32, change: &MrChange) -> Result<(), VerbsError> {
         self.alive()?;
         let old = *self.keys.region(lkey).map_err(|Denied| VerbsError::NotFound)?;

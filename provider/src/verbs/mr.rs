@@ -269,11 +269,13 @@ pub(super) unsafe extern "C" fn rereg_mr(
         let (context, lkey, backing) =
             unsafe { ((*mr).context.clone(), (*mr).public.mr.lkey, &(*mr).backing) };
         let changes = |flag| flags & flag != 0;
-        if flags == 0 || !matches!(backing, Backing::Program) || changes(CHANGE_PD) && new_pd.is_null() {
+        if flags == 0 || !matches!(backing, Backing::Program) {
             return Err(VerbsError::Invalid);
         }
         // SAFETY: the program passes a PD of this provider, if it changes that.
-        let pd = changes(CHANGE_PD).then(|| unsafe { Pd::of(new_pd) });
+        let pd = changes(CHANGE_PD)
+            .then(|| unsafe { Pd::in_context(new_pd, &context) })
+            .transpose()?;
         let engine = &context.engine;
         let (old_addr, old_len, old_access) = engine.lock()?.query_mr(lkey)?;
         let (at, len) = if changes(CHANGE_TRANSLATION) {
@@ -318,7 +320,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         // SAFETY: libibverbs passes a region of this provider.
         let (context, lkey) = unsafe { ((*mr).context.clone(), (*mr).public.mr.lkey) };
         context.engine.lock()?.dereg_mr(lkey)?;
-        // SAFETY: `register` made it, and the engine does not reach its memory any more.
+        // SAFETY: `Mr::make` made it, and the engine does not reach its memory any more.
         drop(unsafe { Box::from_raw(mr) });
         Ok(())
     })

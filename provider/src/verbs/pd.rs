@@ -60,6 +60,17 @@ impl Pd {
         unsafe { pd.cast::<Pd>().as_ref() }.ok_or(VerbsError::Invalid)
     }
 
+    /// The PD behind a public one. EINVAL if there is none, or it is of another context.
+    ///
+    /// # Safety
+    /// `pd` must be null or one of this provider that lives as long as the result is used.
+    pub unsafe fn in_context<'a>(pd: *mut ibv_pd, context: &Arc<Context>) -> Result<&'a Pd, VerbsError> {
+        // SAFETY: as the caller says.
+        let pd = unsafe { Pd::named(pd)? };
+        let own = Arc::ptr_eq(&pd.context, context);
+        own.then_some(pd).ok_or(VerbsError::Invalid)
+    }
+
     /// The parent domain behind a public PD. EINVAL if it is none.
     ///
     /// # Safety

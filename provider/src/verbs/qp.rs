@@ -99,7 +99,9 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
     // SAFETY: as the caller says.
     let context = unsafe { Context::of(wanted.context) };
     // SAFETY: as the caller says.
-    let pd = sends.then(|| unsafe { Pd::named(public.pd) }).transpose()?;
+    let pd = sends
+        .then(|| unsafe { Pd::in_context(public.pd, &context) })
+        .transpose()?;
     let place = Place::find(pd, Resource::Qp)?;
     // SAFETY: as the caller says.
     let init = unsafe {
@@ -112,10 +114,7 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
                 .then(|| Cq::queue(public.recv_cq, &context))
                 .transpose()?,
             srq: Srq::id(public.srq, &context)?,
-            xrcd: (!sends)
-                .then(|| Xrcd::of(wanted.xrcd))
-                .transpose()?
-                .map(|xrcd| xrcd.id),
+            xrcd: (!sends).then(|| Xrcd::id(wanted.xrcd, &context)).transpose()?,
             sq_sig_all: attr.sq_sig_all != 0,
         }
     };
@@ -300,7 +299,9 @@ pub(super) unsafe extern "C" fn open_qp(
             return Err(VerbsError::Invalid);
         }
         // SAFETY: the program passes a domain of this provider, libibverbs an open context.
-        let (xrcd, context) = unsafe { (Xrcd::of(attr.xrcd)?.id, Context::of(public_context)) };
+        let context = unsafe { Context::of(public_context) };
+        // SAFETY: as above.
+        let xrcd = unsafe { Xrcd::id(attr.xrcd, &context)? };
         let place = Place::find(None, Resource::Qp)?;
         let (qpn, now) = (attr.qp_num, {
             let mut session = context.engine.lock()?;

@@ -142,10 +142,8 @@ pub(super) unsafe extern "C" fn create_srq_ex(
         }
         // SAFETY: the program passes a PD, a domain and a CQ of this provider.
         let (xrcd, cq) = unsafe {
-            (
-                Xrcd::of(init.xrcd)?.id,
-                Cq::queue(init.cq, &Pd::of(init.pd).context)?,
-            )
+            let context = &Pd::of(init.pd).context;
+            (Xrcd::id(init.xrcd, context)?, Cq::queue(init.cq, context)?)
         };
         let xrc = |device: &mut Device, pd, attr: &ibv_srq_attr| {
             device.create_xrc_srq(pd, xrcd, &cq, attr.max_wr, attr.max_sge)

@@ -20,9 +20,9 @@ const BOTH: u32 = 1 << 0 | 1 << 1;
 #[repr(C)]
 pub struct Xrcd {
     public: ibv_xrcd,
-    pub(super) context: Arc<Context>,
+    context: Arc<Context>,
     /// Its name in the engine.
-    pub(super) id: XrcdId,
+    id: XrcdId,
     /// Keeps the number of the file's inode from being given to another file.
     _file: Option<File>,
 }
@@ -35,6 +35,17 @@ impl Xrcd {
     pub unsafe fn of<'a>(xrcd: *mut ibv_xrcd) -> Result<&'a Xrcd, VerbsError> {
         // SAFETY: as the caller says; the public part comes first.
         unsafe { xrcd.cast::<Xrcd>().as_ref() }.ok_or(VerbsError::Invalid)
+    }
+
+    /// Its name in the engine. EINVAL if there is none, or it is of another context.
+    ///
+    /// # Safety
+    /// `xrcd` must be null or of this provider.
+    pub unsafe fn id(xrcd: *mut ibv_xrcd, context: &Arc<Context>) -> Result<XrcdId, VerbsError> {
+        // SAFETY: as the caller says.
+        let xrcd = unsafe { Xrcd::of(xrcd)? };
+        let own = Arc::ptr_eq(&xrcd.context, context);
+        own.then_some(xrcd.id).ok_or(VerbsError::Invalid)
     }
 }
 

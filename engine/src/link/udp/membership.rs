@@ -36,6 +36,9 @@ impl Memberships {
 
     /// As [`crate::link::Link::join`].
     pub fn join(&mut self, socket: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
+        if self.tunnels(group) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         if !tunnel::takes(self.loopback, group) {
             socket::join(socket, group, ifindex)?;
         } else if !self.uses_tunnel() {
@@ -60,6 +63,11 @@ impl Memberships {
         }
     }
 
+    /// Whether packets to `dest` carry others through the [`tunnel`]. Elsewhere its group is one like all others.
+    pub fn tunnels(&self, dest: IpAddr) -> bool {
+        self.loopback && dest == tunnel::GROUP
+    }
+
     fn uses_tunnel(&self) -> bool {
         self.groups
             .iter()
@@ -70,5 +78,27 @@ impl Memberships {
     /// IPv6, and old ones give a socket what others on the host have joined.
     pub fn admits(&self, dest: IpAddr, ifindex: u32) -> bool {
         !dest.is_multicast() || self.groups.contains(&(dest, ifindex))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn the_group_of_the_tunnel_is_special_on_the_loopback_only() {
+        let other = "239.18.183.7".parse().unwrap();
+        for loopback in [true, false] {
+            let mut memberships = Memberships::new(loopback);
+            assert_eq!(memberships.tunnels(tunnel::GROUP), loopback);
+            assert!(!memberships.tunnels(other));
+            if loopback {
+                let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+                let refused = memberships.join(socket.as_fd(), tunnel::GROUP, 1).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+            }
+        }
     }
 }

@@ -183,7 +183,7 @@ impl Receiver {
                         identification: &self.identification,
                     },
                 };
-                if dest == tunnel::GROUP {
+                if self.memberships.tunnels(dest) {
                     let Some(inner) = tunnel::leave(&packet) else {
                         self.counters.no_address += 1;
                         continue;
