@@ -187,6 +187,17 @@ impl Lease {
         self.rx.as_fd()
     }
 
+    /// Gives the receive socket of any slot of this host, if this process may have them (the heirloom): to look at how
+    /// full it is.
+    pub fn neighbours(&self) -> impl Fn(u8) -> Option<OwnedFd> + Send + 'static {
+        let heirloom = self.heirloom.as_ref().and_then(|fd| fd.try_clone().ok());
+        move |slot| {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let all = protocol::receive(heirloom.as_ref()?.as_fd(), flags).ok()?;
+            all.fds.into_iter().nth(usize::from(slot))
+        }
+    }
+
     /// Descriptor to poll: readable means that [`Lease::receive`] has something to do.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()

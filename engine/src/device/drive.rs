@@ -18,6 +18,9 @@ const BATCH: usize = 256;
 /// How long an acknowledgement waits for company at most, if the caller keeps to [`Device::next_deadline`].
 const ACK_HOLD: Duration = Duration::from_millis(1);
 
+/// When a packet that found no room where it goes is tried again, at the latest.
+const BUSY_PAUSE: Duration = Duration::from_micros(250);
+
 /// Packets that a QP may send before it is the next one's turn.
 const QUANTUM: usize = 64;
 
@@ -107,6 +110,8 @@ impl Device {
                 }
             }
         }
+        // Each is the first one at some time.
+        self.ready.append(&mut self.busy);
         if !self.transmit_partings(link) {
             return Progress::Full;
         }
@@ -145,11 +150,18 @@ impl Device {
                     self.settle(qpn);
                     return Progress::Full;
                 }
+                Turn::Busy => {
+                    qp.queued = true;
+                    self.busy.push_back(qpn);
+                    self.settle(qpn);
+                }
             }
             if left == 0 {
                 break;
             }
         }
+        self.busy.rotate_left(usize::from(self.busy.len() > 1));
+        self.busy_since = now;
         if !self.transmit_partings(link) {
             Progress::Full
         } else if self.ready.is_empty() {
@@ -161,14 +173,23 @@ impl Device {
 
     /// Gives the responses that belong to no QP's turn to the link; false when that is full.
     fn transmit_partings(&mut self, link: &mut dyn Transmit) -> bool {
-        while let Some(parting) = self.partings.last() {
-            if parting.transmit(link) == Err(TransmitError::Full) {
-                return false;
+        let mut busy = 0;
+        while let Some(parting) = self.partings.get(busy) {
+            match parting.transmit(link) {
+                Err(TransmitError::Full) => return false,
+                Err(TransmitError::Busy) => busy += 1,
+                Ok(()) | Err(TransmitError::Fault(_)) => {
+                    self.counters.transport_tx += 1;
+                    self.partings.swap_remove(busy);
+                }
             }
-            self.counters.transport_tx += 1;
-            self.partings.pop();
         }
         true
+    }
+
+    /// Whether something waits for room where it goes: then [`Device::transmit`] is to be called again soon.
+    pub fn is_busy(&self) -> bool {
+        !self.busy.is_empty() || !self.partings.is_empty()
     }
 
     /// After a QP changed: puts it into the list of those that have something to send, and sets its alarm.
@@ -235,12 +256,15 @@ impl Device {
         }
     }
 
-    /// When [`Device::handle_timeouts`] should be called at the latest; it may find nothing to do then.
+    /// When [`Device::handle_timeouts`] and [`Device::transmit`] should be called at the latest; they may find nothing to
+    /// do then.
     pub fn next_deadline(&self) -> Option<Time> {
         let alarm = self.alarms.peek().map(|Reverse((time, _))| *time);
         let held = (!self.held.is_empty()).then_some(self.held_since + ACK_HOLD);
         let cq_alarm = self.cq_alarms.peek().map(|Reverse((time, _))| *time);
-        alarm.into_iter().chain(held).chain(cq_alarm).min()
+        let busy = self.is_busy().then_some(self.busy_since + BUSY_PAUSE);
+        let all = [alarm, held, cq_alarm, busy];
+        all.into_iter().flatten().min()
     }
 
     /// Counters by name.

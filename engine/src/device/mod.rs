@@ -80,6 +80,9 @@ pub struct Device {
     /// QPs that have nothing but an acknowledgement to send, which waits since `held_since`.
     held: VecDeque<u32>,
     held_since: Time,
+    /// QPs whose next packet found no room where it goes, when the link was last asked.
+    busy: VecDeque<u32>,
+    busy_since: Time,
     /// Answers that do not wait for the turns of their QPs, which may be gone.
     partings: Vec<Parting>,
     /// CQs that lost a completion just now, and the QP that it was of.
@@ -119,6 +122,8 @@ impl Device {
             ready: VecDeque::new(),
             held: VecDeque::new(),
             held_since: Time::ZERO,
+            busy: VecDeque::new(),
+            busy_since: Time::ZERO,
             partings: Vec::new(),
             overrun: Vec::new(),
             cq_alarms: BinaryHeap::new(),

@@ -219,7 +219,7 @@ impl<L: Link> FaultInjector<L> {
                     out.copy_from_slice(&late.data);
                     Ok(())
                 });
-            if sent == Err(TransmitError::Full) {
+            if matches!(sent, Err(TransmitError::Full | TransmitError::Busy)) {
                 self.late_tx = Some(late);
             }
         }
@@ -258,7 +258,7 @@ impl<L: Link> Transmit for FaultInjector<L> {
             // A link that is full now loses the second copy only.
             match self.inner.packet(path, dest_qpn, len, fill) {
                 Ok(()) => self.counts.duplicated += 1,
-                Err(TransmitError::Full | TransmitError::Fault(_)) => {}
+                Err(TransmitError::Full | TransmitError::Busy | TransmitError::Fault(_)) => {}
             }
         }
         self.send_late();

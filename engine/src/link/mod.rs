@@ -51,8 +51,10 @@ impl Path {
 /// Why a packet was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransmitError {
-    /// The link has no room now: stop, and go on when it is writable. Nothing of this packet was sent.
+    /// The link has no room now: stop, and go on when it has flushed. Nothing of this packet was sent.
     Full,
+    /// There is no room where this packet goes: try again a little later. Others may go. Nothing of this one was sent.
+    Busy,
     /// `fill` met memory that can't be read. Nothing of this packet was sent.
     Fault(Fault),
 }
@@ -103,15 +105,15 @@ pub trait Link: Transmit + Send {
     /// Gives the number handed over; 0 means that nothing waits.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize>;
 
-    /// Sends what [`Transmit::packet`] took. `Ok(false)`: the socket is full, some is still held; call again when
-    /// [`Link::transmit_fd`] is writable. Errors of single destinations (unreachable, no route) are not errors here:
+    /// Sends what [`Transmit::packet`] took. `Ok(false)`: a socket is full, some is still held; call again when
+    /// [`Link::transmit_fd`] is readable. Errors of single destinations (unreachable, no route) are not errors here:
     /// such packets count as lost, and the transport's timers deal with it.
     fn flush(&mut self) -> io::Result<bool>;
 
     /// The descriptor to poll for readability.
     fn receive_fd(&self) -> Option<RawFd>;
 
-    /// The descriptor to poll for writability while [`Link::flush`] says `false`.
+    /// The descriptor to poll for readability while [`Link::flush`] says `false`: then there is room for what it holds.
     fn transmit_fd(&self) -> Option<RawFd>;
 
     /// How many bytes of packets a peer's socket buffer holds for sure, judged by our own: the transport keeps less

@@ -61,6 +61,8 @@ pub struct NodeConfig {
     pub rx_capacity: usize,
     /// What [`Link::window`] answers.
     pub window: u32,
+    /// It does not fill the receive queue of a single node by more than half, as one that shares a host with that.
+    pub considerate: bool,
 }
 
 impl NodeConfig {
@@ -74,6 +76,7 @@ impl NodeConfig {
             picos_per_byte: 800,
             rx_capacity: 4 << 20,
             window: 2 << 20,
+            considerate: false,
         }
     }
 }
@@ -144,6 +147,8 @@ struct Node {
     busy_until: Time,
     rx: VecDeque<Frame>,
     rx_bytes: usize,
+    /// Bytes taken from senders that are not received yet, and may be lost on the way.
+    due: usize,
     sent: u64,
     received: u64,
     overflowed: u64,
@@ -246,6 +251,7 @@ impl SimNetwork {
             busy_until: Time::ZERO,
             rx: VecDeque::new(),
             rx_bytes: 0,
+            due: 0,
             sent: 0,
             received: 0,
             overflowed: 0,
@@ -300,6 +306,7 @@ impl SimNetwork {
             let node = &mut state.nodes[to];
             if node.rx_bytes + frame.data.len() > node.config.rx_capacity {
                 node.overflowed += 1;
+                node.due = node.due.saturating_sub(frame.data.len());
                 state.incidents.push(frame.incident(IncidentKind::Overflowed));
             } else {
                 node.rx_bytes += frame.data.len();
@@ -383,6 +390,8 @@ impl State {
             .as_ref()
             .is_some_and(|dark| dark.contains(&departure));
         if prng.chance(rates.loss) || in_burst || dark {
+            let node = &mut self.nodes[to];
+            node.due = node.due.saturating_sub(frame.data.len());
             self.incidents.push(incident(IncidentKind::Lost));
             return;
         }
@@ -408,6 +417,7 @@ impl State {
             self.incidents.push(incident(IncidentKind::Damaged));
         }
         if let Some(arrival) = copy {
+            self.nodes[to].due += frame.data.len();
             self.sent += 1;
             self.in_flight.push(InFlight {
                 arrival,
@@ -473,6 +483,15 @@ impl Transmit for SimLink {
         if node.held.len() >= node.config.batch {
             return Err(TransmitError::Full);
         }
+        let considerate = node.config.considerate && !path.dest.is_multicast();
+        let overrun = |to: &Node| to.due > 0 && to.due + len + ICRC_LEN > to.config.rx_capacity / 2;
+        let mut addressed = state
+            .nodes
+            .iter()
+            .filter(|to| to.is_addressed(path.dest, dest_qpn));
+        if considerate && addressed.any(overrun) {
+            return Err(TransmitError::Busy);
+        }
         let mut data = vec![0; len + ICRC_LEN];
         let (covered, icrc) = data.split_at_mut(len);
         fill(covered).map_err(TransmitError::Fault)?;
@@ -493,7 +512,12 @@ impl Transmit for SimLink {
             sent: now,
             data,
         };
-        node.held.push_back(frame);
+        for to in &mut state.nodes {
+            if to.is_addressed(path.dest, dest_qpn) {
+                to.due += frame.data.len();
+            }
+        }
+        state.nodes[self.node].held.push_back(frame);
         Ok(())
     }
 }
@@ -505,7 +529,9 @@ impl Link for SimLink {
             let node = &mut state.nodes[self.node];
             let count = node.rx.len().min(RECEIVE_BATCH);
             self.batch.extend(node.rx.drain(..count));
-            node.rx_bytes -= self.batch.iter().map(|frame| frame.data.len()).sum::<usize>();
+            let bytes = self.batch.iter().map(|frame| frame.data.len()).sum::<usize>();
+            node.rx_bytes -= bytes;
+            node.due = node.due.saturating_sub(bytes);
             node.received += count as u64;
         }
         let count = self.batch.len();
@@ -711,6 +737,34 @@ mod tests {
         let mut dropped = 0;
         b.counters(&mut |name, value| dropped += if name == "sim_overflowed" { value } else { 0 });
         assert_eq!(dropped, 1);
+    }
+
+    #[test]
+    fn a_considerate_node_overruns_nobody() {
+        let network = SimNetwork::new(3);
+        let mut a = network.attach(NodeConfig {
+            considerate: true,
+            ..NodeConfig::new(A, 1)
+        });
+        let mut b = network.attach(NodeConfig {
+            rx_capacity: 4 * 44,
+            ..NodeConfig::new(B, 2)
+        });
+        let mut c = network.attach(NodeConfig::new(B, 3));
+        let send = |a: &mut SimLink, qpn| a.packet(&path(A, B), qpn, 40, &mut |_| Ok(()));
+        for _ in 0..3 {
+            assert_eq!(send(&mut a, QPN), Ok(()));
+            assert_eq!(send(&mut a, QPN), Ok(()));
+            assert_eq!(send(&mut a, QPN), Err(TransmitError::Busy));
+            assert_eq!(send(&mut a, 0x03_0001), Ok(()), "others have room");
+            a.flush().unwrap();
+            while let Some(next) = network.next_event() {
+                network.advance(next);
+            }
+            assert_eq!(send(&mut a, QPN), Err(TransmitError::Busy));
+            assert_eq!(b.receive(&mut |_| ()).unwrap(), 2);
+            assert_eq!(c.receive(&mut |_| ()).unwrap(), 1);
+        }
     }
 
     #[test]

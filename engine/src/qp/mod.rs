@@ -76,6 +76,8 @@ pub(crate) enum Turn {
     More,
     /// The link is full.
     Full,
+    /// There is no room where the next packet goes; other QPs may go on.
+    Busy,
 }
 
 /// Whether an acknowledgement that is all there is to send waits for company.

@@ -55,6 +55,10 @@ impl Core {
 
     /// Sends whatever the device has ready, as far as the link takes it.
     pub(super) fn transmit(&mut self, now: Time, acks: Acks) {
+        if self.blocked {
+            // There may be room now, and who waits for it goes on.
+            self.flush();
+        }
         loop {
             match self.device.transmit_acks(now, &mut *self.link, acks) {
                 Progress::Idle => {
@@ -85,6 +89,11 @@ impl Core {
     /// Whether packets wait for the link to become writable.
     pub(super) fn blocked(&self) -> bool {
         self.blocked
+    }
+
+    /// Whether something is ready to be sent that found no room.
+    pub(super) fn holds_back(&self) -> bool {
+        self.blocked || self.device.is_busy()
     }
 
     /// When the transport next needs a round.

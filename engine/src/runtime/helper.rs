@@ -189,7 +189,7 @@ impl Run {
             // SAFETY: the link owns these descriptors, and it lives as long as `shared`.
             let borrow = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
             fds.extend(receive.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
-            fds.extend(transmit.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)));
+            fds.extend(transmit.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
             let timeout = until.map(|until| timespec(until.since(now)));
             if let Err(error) = rustix::event::poll(&mut fds, timeout.as_ref())
                 && error != rustix::io::Errno::INTR

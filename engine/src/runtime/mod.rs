@@ -43,6 +43,8 @@ const YIELD_AFTER: u32 = 32;
 
 /// How long exit and close wait for the engine's lock before they give up on the last packets.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long they pause where there is no room for them.
+const LAST_PAUSE: Duration = Duration::from_micros(500);
 
 /// Why a device could not be opened; one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -379,8 +381,16 @@ impl Shared {
 
     /// Sends what is still to be sent before the engine goes: no kernel does it later.
     fn last_words(&self) {
-        if let Some(mut core) = self.core.try_lock_for(LAST_WORDS) {
+        let end = clock::now() + LAST_WORDS;
+        let Some(mut core) = self.core.try_lock_for(LAST_WORDS) else {
+            return;
+        };
+        loop {
             core.transmit(clock::now(), Acks::Send);
+            if !core.holds_back() || clock::now() > end {
+                return;
+            }
+            std::thread::sleep(LAST_PAUSE);
         }
     }
 
@@ -457,7 +467,12 @@ fn open_link(lease: &Lease) -> Result<Box<dyn Link>, OpenError> {
         .socket()
         .try_clone_to_owned()
         .map_err(system("the leased socket"))?;
-    let link =
-        UdpLink::new(socket, lease.slot(), lease.info().lo).map_err(system("the UDP link did not start"))?;
+    let link = UdpLink::new(
+        socket,
+        lease.slot(),
+        lease.info().lo,
+        Box::new(lease.neighbours()),
+    )
+    .map_err(system("the UDP link did not start"))?;
     wrap::from_env(Box::new(link)).map_err(OpenError::Setting)
 }

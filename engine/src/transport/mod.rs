@@ -95,7 +95,7 @@ impl Qp {
     ) -> Turn {
         if self.responder.owes_only_ack() {
             let turn = self.transmit_requests(shared, link, quantum);
-            if turn == Turn::Full {
+            if matches!(turn, Turn::Full | Turn::Busy) {
                 return turn;
             }
             match self.transmit_responses(shared, link, &mut 1) {

@@ -51,8 +51,10 @@ impl Qp {
             } else {
                 return Turn::Idle;
             };
-            if taken.is_err() {
-                return Turn::Full;
+            match taken {
+                Ok(()) => {}
+                Err(TransmitError::Busy) => return Turn::Busy,
+                Err(_) => return Turn::Full,
             }
             shared.counters.transport_tx += 1;
             *quantum -= 1;

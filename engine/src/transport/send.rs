@@ -26,6 +26,8 @@ enum Step {
     Waits,
     /// The link is full.
     Full,
+    /// There is no room where it goes.
+    Busy,
 }
 
 impl SendWqe {
@@ -87,6 +89,7 @@ impl Qp {
                 Step::Done => *quantum -= 1,
                 Step::Waits => return Turn::Idle,
                 Step::Full => return Turn::Full,
+                Step::Busy => return Turn::Busy,
             }
         }
         Turn::Idle
@@ -160,6 +163,7 @@ impl Qp {
         });
         match taken {
             Err(TransmitError::Full) => return Step::Full,
+            Err(TransmitError::Busy) => return Step::Busy,
             Err(TransmitError::Fault(_)) => {
                 return self.fail_at(shared, index, WcStatus::LocProtErr, VendorError::LocalMemory);
             }

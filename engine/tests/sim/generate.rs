@@ -108,8 +108,9 @@ impl Program {
         program
     }
 
-    /// Many QPs of one process towards another, whose buffer has no room for a few packets of each.
-    pub fn crowd(seed: u64) -> Program {
+    /// Many QPs of one process towards another, whose buffer has no room for a few packets of each. RC knows by itself how
+    /// much it may send; the others look.
+    pub fn crowd(transport: QpType, seed: u64) -> Program {
         let mut rng = Prng::new(seed);
         let r = &mut rng;
         let mtu = r.between(3, 5) as u32;
@@ -123,9 +124,10 @@ impl Program {
             min_rnr_timer: 12,
             rd_atomic: 4,
             streams: [(); 2].map(|()| {
-                let mut stream = messages(r, QpType::Rc, mtu, true, 16, 20);
-                stream.messages.iter_mut().for_each(|message| message.at = 0);
-                stream.receives = receives(r, QpType::Rc, mtu, &stream, false);
+                let mut stream = messages(r, transport, mtu, transport != QpType::Ud, 16, 20);
+                // Receives are there first.
+                stream.messages.iter_mut().for_each(|message| message.at = 1000);
+                stream.receives = receives(r, transport, mtu, &stream, false);
                 stream
             }),
         });
@@ -137,6 +139,7 @@ impl Program {
         let slow = NodeShape {
             tx_room: (256, 1024),
             rx_room: (96 << 10, 48 << 10),
+            considerate: transport != QpType::Rc,
             nap: 200,
             events: false,
             one_cq: true,
@@ -146,7 +149,7 @@ impl Program {
         };
         Program {
             seed,
-            transport: QpType::Rc,
+            transport,
             ipv6: false,
             multicast: false,
             mtu,
@@ -304,6 +307,7 @@ fn node(r: &mut Prng, srq: bool) -> NodeShape {
             1 => (1 << 20, 512 << 10),
             _ => (4 << 20, 2 << 20),
         },
+        considerate: one_in(r, 4),
         nap: if one_in(r, 3) { r.between(1, 300) } else { 0 },
         events: one_in(r, 4),
         one_cq: one_in(r, 2),

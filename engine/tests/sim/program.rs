@@ -63,6 +63,8 @@ pub struct NodeShape {
     pub tx_room: (usize, usize),
     /// Bytes of the receive queue, and the window that the link tells of.
     pub rx_room: (usize, u32),
+    /// It looks at the peer's receive queue before it sends.
+    pub considerate: bool,
     /// How long the application may look away, in microseconds.
     pub nap: u64,
     /// The application sleeps until its CQs notify it, instead of polling.

@@ -48,6 +48,7 @@ impl Program {
             variant(&mut |p| p.conditions[side].blackout = None);
             variant(&mut |p| p.conditions[side].jitter = Duration::ZERO);
             variant(&mut |p| p.nodes[side].nap = 0);
+            variant(&mut |p| p.nodes[side].considerate = false);
             variant(&mut |p| p.nodes[side].srq = false);
             variant(&mut |p| one_srq(p, side));
             variant(&mut |p| p.nodes[side].region = Region::Plain);

@@ -45,7 +45,7 @@ impl Side {
         rustix::thread::sched_setaffinity(None, &cores)?;
         let socket = UdpSocket::bind((self.ip, port))?;
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
-        Ok(UdpLink::new(socket.into(), 1, false)?)
+        Ok(UdpLink::new(socket.into(), 1, false, Box::new(|_| None))?)
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use ferroce_wire::udp_port;
 use rustc_hash::FxHashMap;
 
+use super::neighbour::{Neighbours, Queue};
 use super::socket::{self, Address};
 use super::tunnel;
 use crate::link::Path;
@@ -41,6 +42,10 @@ pub(super) struct Flow {
     pub tunnelled: bool,
     /// The destination as the kernel takes it.
     pub address: (Address, u32),
+    /// The receive queue at the other end, if it is on this host.
+    pub queue: Option<Queue>,
+    /// The socket had no room for the last message, which waits.
+    pub full: bool,
     /// Traffic class and hop limit that the socket gives to packets.
     pub default_header: (u8, u8),
     key: Key,
@@ -58,6 +63,7 @@ impl Flow {
 pub(super) struct Flows {
     /// All paths are of the loopback interface.
     loopback: bool,
+    neighbours: Neighbours,
     flows: Vec<Flow>,
     index: FxHashMap<Key, usize>,
     /// The flow of the packet before, usually that of the next.
@@ -67,9 +73,10 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    pub fn new(loopback: bool) -> Flows {
+    pub fn new(loopback: bool, neighbours: Neighbours) -> Flows {
         Flows {
             loopback,
+            neighbours,
             flows: Vec::new(),
             index: FxHashMap::default(),
             last: None,
@@ -83,8 +90,11 @@ impl Flows {
         &self.flows[index]
     }
 
-    /// The flow to a process at the end of `path`. `None` if the pool is full and the flow that it would replace is
-    /// `busy`.
+    pub fn get_mut(&mut self, index: usize) -> &mut Flow {
+        &mut self.flows[index]
+    }
+
+    /// The flow to a process at the end of `path`. `None` if the pool is full and every flow is `busy`.
     pub fn find(
         &mut self,
         path: &Path,
@@ -123,18 +133,16 @@ impl Flows {
         self.last = None;
     }
 
-    /// Makes the flow `key`, in the place of the one that was not used for longest if the pool is full.
+    /// Makes the flow `key`, in the place of an idle one that was not used for longest if the pool is full.
     fn open(&mut self, key: Key, path: &Path, busy: impl Fn(usize) -> bool) -> io::Result<Option<usize>> {
         let place = if self.flows.len() < MAX_FLOWS {
             self.flows.len()
         } else {
-            let oldest = (0..self.flows.len())
-                .min_by_key(|&index| self.flows[index].last_use)
-                .unwrap_or(0);
-            if busy(oldest) {
-                return Ok(None);
+            let idle = (0..self.flows.len()).filter(|&index| !busy(index));
+            match idle.min_by_key(|&index| self.flows[index].last_use) {
+                Some(oldest) => oldest,
+                None => return Ok(None),
             }
-            oldest
         };
         let tunnelled = tunnel::takes(self.loopback, path.dest);
         let outer = if tunnelled { tunnel::carrier(path) } else { *path };
@@ -146,6 +154,8 @@ impl Flows {
             port,
             tunnelled,
             address: Address::new(outer.dest, socket::ROCE_PORT, path.ifindex),
+            queue: Queue::at_end_of(path, key.dest_slot, &self.neighbours),
+            full: false,
             default_header: (path.traffic_class, path.hop_limit_on_wire()),
             key,
             last_use: 0,

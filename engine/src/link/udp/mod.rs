@@ -6,6 +6,7 @@ mod cmsg;
 mod flows;
 mod identification;
 mod membership;
+mod neighbour;
 mod receive;
 mod socket;
 mod transmit;
@@ -22,6 +23,7 @@ use super::{Link, Path, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 pub(crate) use membership::most_groups;
+pub use neighbour::Neighbours;
 
 /// Bytes that the kernel counts for a received packet beyond its data: `struct sk_buff`.
 const SKB: usize = 256;
@@ -29,6 +31,11 @@ const SKB: usize = 256;
 const SKB_DATA: usize = 64 + 320;
 /// Packets that even the smallest buffer takes.
 const LEAST_WINDOW: usize = 2;
+
+/// Bytes that the kernel counts for a packet that it did not merge.
+fn counted(len: usize) -> usize {
+    (len + SKB_DATA).next_power_of_two() + SKB
+}
 
 /// A link over UDP sockets.
 pub struct UdpLink {
@@ -40,12 +47,12 @@ pub struct UdpLink {
 
 impl UdpLink {
     /// Makes the link of the process that leased `slot`: `socket` is the slot's socket, bound to port 4791. `loopback`:
-    /// its packets travel over the loopback interface.
-    pub fn new(socket: OwnedFd, slot: u8, loopback: bool) -> io::Result<UdpLink> {
+    /// its packets travel over the loopback interface. What goes to `neighbours` does not overrun them.
+    pub fn new(socket: OwnedFd, slot: u8, loopback: bool, neighbours: Neighbours) -> io::Result<UdpLink> {
         let receiver = receive::Receiver::new(socket, slot, loopback)?;
         let [receive_buffer] = socket::get(receiver.socket(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
         Ok(UdpLink {
-            transmitter: transmit::Transmitter::new(receiver.socket(), loopback),
+            transmitter: transmit::Transmitter::new(receiver.socket(), loopback, neighbours)?,
             receive_buffer: usize::try_from(receive_buffer).unwrap_or(0),
             receiver,
         })
@@ -53,10 +60,8 @@ impl UdpLink {
 
     /// Datagrams that the kernel dropped for want of room in the receive socket.
     fn socket_drops(&self) -> u64 {
-        const SO_MEMINFO: libc::c_int = 55;
-        const DROPS: usize = 8;
-        let info = socket::get::<9>(self.receiver.socket(), libc::SOL_SOCKET, SO_MEMINFO);
-        info.map_or(0, |info| info[DROPS] as u32).into()
+        let [.., drops] = socket::meminfo(self.receiver.socket());
+        (drops as u32).into()
     }
 }
 
@@ -86,13 +91,12 @@ impl Link for UdpLink {
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {
-        self.transmitter.blocked()
+        self.transmitter.full_fd()
     }
 
     /// Half of what our own receive socket holds of packets that the kernel did not merge.
     fn window(&self, packet_len: usize) -> u32 {
-        let counted = (packet_len + SKB_DATA).next_power_of_two() + SKB;
-        let packets = (self.receive_buffer / 2 / counted).max(LEAST_WINDOW);
+        let packets = (self.receive_buffer / 2 / counted(packet_len)).max(LEAST_WINDOW);
         u32::try_from(packets * packet_len).unwrap_or(u32::MAX)
     }
 
@@ -121,6 +125,7 @@ impl Link for UdpLink {
             ("tx_bytes", tx.bytes),
             ("tx_sends", tx.sends),
             ("tx_blocked", tx.blocked),
+            ("tx_waits", tx.waits),
             ("tx_lost_mtu", tx.lost_mtu),
             ("tx_lost_unreachable", tx.lost_unreachable),
             ("tx_lost_refused", tx.lost_refused),

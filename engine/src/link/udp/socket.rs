@@ -55,6 +55,13 @@ pub(super) fn get<const N: usize>(fd: BorrowedFd<'_>, level: c_int, name: c_int)
     }
 }
 
+/// What the kernel counts for a socket (`SO_MEMINFO`): bytes in the receive queue first, datagrams dropped last. Zeros
+/// where it does not tell.
+pub(super) fn meminfo(fd: BorrowedFd<'_>) -> [c_int; 9] {
+    const SO_MEMINFO: c_int = 55;
+    get(fd, libc::SOL_SOCKET, SO_MEMINFO).unwrap_or_default()
+}
+
 /// Sets what receiving needs on a socket that is bound to port 4791 already.
 ///
 /// The daemon has set it before; here it is asked for again, because what is missing would show as lost packets only.

@@ -100,7 +100,7 @@ fn slots() -> [OwnedFd; 2] {
 
 fn links() -> [UdpLink; 2] {
     let [a, b] = slots();
-    [(a, 0), (b, 1)].map(|(socket, slot)| UdpLink::new(socket, slot, true).unwrap())
+    [(a, 0), (b, 1)].map(|(socket, slot)| UdpLink::new(socket, slot, true, Box::new(|_| None)).unwrap())
 }
 
 fn path(ip: &str) -> Path {
@@ -493,7 +493,7 @@ fn a_device_without_checksum_offload_gets_single_packets() {
         }
         // What the kernel answers to a segmented send on such a device.
         a.transmitter
-            .refused(&io::Error::from_raw_os_error(libc::EIO))
+            .refused(0, &io::Error::from_raw_os_error(libc::EIO))
             .unwrap();
         a.flush().unwrap();
         let received = receive(&mut b, 10);
@@ -554,8 +554,9 @@ fn mute_interface() -> OwnedFd {
 #[test]
 fn a_full_socket_is_reported_and_nothing_is_forgotten() {
     in_namespace(|| {
-        let [mut a, _b] = links();
+        let [mut a, mut b] = links();
         let tap = mute_interface();
+        let home = path(V4);
         let mut path = path("10.4.0.1");
         path.dest = "10.4.0.2".parse().unwrap();
         // The kernel keeps packets, on the socket's account, until it knows the peer's hardware address.
@@ -577,17 +578,26 @@ fn a_full_socket_is_reported_and_nothing_is_forgotten() {
             }
             assert!(taken < 100_000);
         };
-        assert_eq!(full, TransmitError::Full);
+        assert_eq!(full, TransmitError::Busy);
         assert!(!a.flush().unwrap());
         assert!(a.transmit_fd().is_some());
         assert!(counter(&a, "tx_packets") < taken);
+        // What goes elsewhere is not held up.
+        for tag in 0..100 {
+            send(&mut a, &home, 1 << 16, &packet(1 << 16, 64, tag)).unwrap();
+        }
+        assert!(!a.flush().unwrap());
+        let received = receive(&mut b, 100);
+        assert!(received.iter().map(|it| it.data[4]).eq(0..100));
+        assert!(received.iter().all(|it| it.valid));
+        assert_eq!(send(&mut a, &path, 1 << 16, &bytes), Err(TransmitError::Busy));
         // The interface goes, and what the kernel kept with it.
         drop(tap);
         let deadline = Instant::now() + Duration::from_secs(10);
         while !a.flush().unwrap() {
             let mut poll = libc::pollfd {
                 fd: a.transmit_fd().unwrap(),
-                events: libc::POLLOUT,
+                events: libc::POLLIN,
                 revents: 0,
             };
             // SAFETY: one valid descriptor.
@@ -597,8 +607,34 @@ fn a_full_socket_is_reported_and_nothing_is_forgotten() {
         assert_eq!(a.transmit_fd(), None);
         assert_eq!(
             counter(&a, "tx_packets") + counter(&a, "tx_lost_unreachable"),
-            taken
+            taken + 100
         );
+    });
+}
+
+#[test]
+fn a_neighbours_queue_is_not_overrun() {
+    in_namespace(|| {
+        let [a, b] = slots();
+        socket::set(b.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &100_000).unwrap();
+        let look = b.try_clone().unwrap();
+        let neighbours = move |slot| (slot == 1).then(|| look.try_clone().unwrap());
+        let mut a = UdpLink::new(a, 0, true, Box::new(neighbours)).unwrap();
+        let mut b = UdpLink::new(b, 1, true, Box::new(|_| None)).unwrap();
+        for len in [16, 1036, 4112, 30_000] {
+            let mut received = Vec::new();
+            for tag in 0..200 {
+                while let Err(error) = send(&mut a, &path(V4), 1 << 16, &packet(1 << 16, len, tag)) {
+                    assert_eq!(error, TransmitError::Busy);
+                    assert!(take(&mut b, &mut received) > 0, "there is no reason to wait");
+                }
+            }
+            a.flush().unwrap();
+            while take(&mut b, &mut received) > 0 {}
+            assert!(received.iter().map(|it| it.data[4]).eq(0..200), "{len}");
+        }
+        assert!(counter(&a, "tx_waits") > 0);
+        assert_eq!(counter(&b, "rx_socket_full"), 0);
     });
 }
 

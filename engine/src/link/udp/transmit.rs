@@ -3,12 +3,15 @@
 use std::io;
 use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use libc::{c_int, iovec, mmsghdr};
+use rustix::event::epoll;
 
 use super::cmsg;
 use super::flows::{Flow, Flows};
+use super::neighbour::Neighbours;
+use super::receive::coarse_now;
 use super::socket;
 use super::tunnel;
 use crate::link::headers::Addressing;
@@ -33,6 +36,7 @@ pub(super) struct Counters {
     pub bytes: u64,
     pub sends: u64,
     pub blocked: u64,
+    pub waits: u64,
     pub lost_mtu: u64,
     pub lost_unreachable: u64,
     pub lost_refused: u64,
@@ -66,34 +70,31 @@ pub(super) struct Transmitter {
     messages: Vec<Message>,
     /// The control messages of one system call.
     controls: Box<[cmsg::Buffer; BATCH]>,
-    /// Messages before this one are sent.
-    sent: usize,
     /// Whether the kernel segments.
     segmentation: bool,
-    /// The flow whose socket was full.
-    blocked: Option<usize>,
+    /// Watches the sockets that are full.
+    full: OwnedFd,
     pub counters: Counters,
 }
 
 impl Transmitter {
     /// `like` is any UDP socket, to ask the kernel what it can.
     /// `loopback`: all paths are of the loopback interface.
-    pub fn new(like: BorrowedFd<'_>, loopback: bool) -> Transmitter {
-        Transmitter {
-            flows: Flows::new(loopback),
+    pub fn new(like: BorrowedFd<'_>, loopback: bool, neighbours: Neighbours) -> io::Result<Transmitter> {
+        Ok(Transmitter {
+            flows: Flows::new(loopback, neighbours),
             buffer: vec![0; BUFFER].into_boxed_slice(),
             messages: Vec::with_capacity(MAX_MESSAGES),
             controls: Box::new([cmsg::Buffer::EMPTY; BATCH]),
-            sent: 0,
             segmentation: socket::segments(like),
-            blocked: None,
+            full: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             counters: Counters::default(),
-        }
+        })
     }
 
-    /// The socket that was full at the last flush.
-    pub fn blocked(&self) -> Option<RawFd> {
-        self.blocked.map(|flow| self.flows.get(flow).socket.as_raw_fd())
+    /// Readable when a socket that was full at the last flush has room again; `None` if none was.
+    pub fn full_fd(&self) -> Option<RawFd> {
+        (!self.messages.is_empty()).then(|| self.full.as_raw_fd())
     }
 
     /// As [`crate::link::Transmit::packet`].
@@ -104,17 +105,9 @@ impl Transmitter {
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
-        let waiting = &self.messages[self.sent..];
-        let busy = |flow| waiting.iter().any(|message| message.flow == flow);
-        let flow = match self.flows.find(path, dest_qpn, busy) {
+        let flow = match self.find(path, dest_qpn) {
             Ok(Some(flow)) => flow,
-            Ok(None) => {
-                // The pool is full of flows with something to send.
-                if !matches!(self.flush(), Ok(true)) {
-                    return Err(TransmitError::Full);
-                }
-                return self.packet(path, dest_qpn, len, fill);
-            }
+            Ok(None) => return Err(TransmitError::Full),
             Err(error) => {
                 self.lose(&error, 1);
                 return Ok(());
@@ -134,11 +127,16 @@ impl Transmitter {
             self.counters.lost_mtu += 1;
             return Ok(());
         }
-        if self.messages.len() == MAX_MESSAGES || self.used() + whole > BUFFER {
-            match self.flush() {
-                Ok(true) => {}
-                _ => return Err(TransmitError::Full),
-            }
+        if !self.has_room(whole) {
+            // What is not sent then waits for its own socket, and what is wrong with the link its owner will hear.
+            _ = self.flush();
+        }
+        if self.flows.get(flow).full || !self.is_awaited(flow, whole) {
+            self.counters.waits += 1;
+            return Err(TransmitError::Busy);
+        }
+        if !self.has_room(whole) {
+            return Err(TransmitError::Full);
         }
         let start = self.used();
         let (id, first) = match self.messages.last() {
@@ -171,6 +169,36 @@ impl Transmitter {
         Ok(())
     }
 
+    /// The flow for a packet; `None` if all flows that there may be have something to send.
+    fn find(&mut self, path: &Path, dest_qpn: u32) -> io::Result<Option<usize>> {
+        let messages = &self.messages;
+        let busy = |flow| messages.iter().any(|message| message.flow == flow);
+        if let Some(flow) = self.flows.find(path, dest_qpn, busy)? {
+            return Ok(Some(flow));
+        }
+        _ = self.flush();
+        let messages = &self.messages;
+        let busy = |flow| messages.iter().any(|message| message.flow == flow);
+        self.flows.find(path, dest_qpn, busy)
+    }
+
+    /// Whether a packet of `whole` bytes can be gathered.
+    fn has_room(&self, whole: usize) -> bool {
+        self.messages.len() < MAX_MESSAGES && self.used() + whole <= BUFFER
+    }
+
+    /// Whether there is room for a packet of `whole` bytes where the flow ends, as far as that is known.
+    fn is_awaited(&mut self, flow: usize, whole: usize) -> bool {
+        let queue = self.flows.get_mut(flow).queue.as_mut();
+        if queue.is_none_or(|queue| queue.takes(whole)) {
+            return true;
+        }
+        // Only what has left can be seen there.
+        _ = self.flush();
+        let queue = self.flows.get_mut(flow).queue.as_mut();
+        queue.is_none_or(|queue| queue.look(coarse_now(), whole))
+    }
+
     /// Whether a packet of `whole` bytes may follow in the last message.
     fn joins(&self, flow: usize, header: (u8, u8), whole: usize) -> bool {
         self.messages.last().is_some_and(|last| {
@@ -188,36 +216,76 @@ impl Transmitter {
         self.messages.last().map_or(0, Message::end)
     }
 
-    /// As [`crate::link::Link::flush`].
+    /// As [`crate::link::Link::flush`]. A socket that is full holds up its own messages only.
     pub fn flush(&mut self) -> io::Result<bool> {
-        while self.sent < self.messages.len() {
-            match self.send_some() {
+        let (mut next, mut held) = (0, 0);
+        let mut outcome = Ok(());
+        while let Some(&message) = self.messages.get(next) {
+            // The held messages are those in front, each of a flow that was tried in vain.
+            if outcome.is_err() || self.messages[..held].iter().any(|it| it.flow == message.flow) {
+                self.messages[held] = message;
+                (held, next) = (held + 1, next + 1);
+                continue;
+            }
+            match self.send_some(next) {
                 Ok(count) => {
-                    for message in &self.messages[self.sent..][..count] {
+                    for message in &self.messages[next..][..count] {
                         self.counters.sends += 1;
                         self.counters.packets += u64::from(message.segments);
                         self.counters.bytes += message.len as u64;
                     }
-                    self.sent += count;
+                    next += count;
+                    self.watch(message.flow, false);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.counters.blocked += 1;
-                    self.blocked = Some(self.messages[self.sent].flow);
-                    return Ok(false);
+                    self.watch(message.flow, true);
+                    self.messages[held] = message;
+                    (held, next) = (held + 1, next + 1);
                 }
-                Err(error) => self.refused(&error)?,
+                Err(error) => match self.refused(next, &error) {
+                    Ok(lost) => next += lost,
+                    Err(error) => outcome = Err(error),
+                },
             }
         }
-        self.messages.clear();
-        self.sent = 0;
-        self.blocked = None;
-        Ok(true)
+        self.messages.truncate(held);
+        let mut end = 0;
+        for message in &mut self.messages {
+            self.buffer.copy_within(message.start..message.end(), end);
+            message.start = end;
+            end = message.end();
+        }
+        outcome.map(|()| held == 0)
     }
 
-    /// Sends the next messages of one flow, as many as one system call takes; gives how many it took.
-    fn send_some(&mut self) -> io::Result<usize> {
-        let waiting = &self.messages[self.sent..];
+    /// Has a socket that is full watched, or no longer.
+    fn watch(&mut self, flow: usize, full: bool) {
+        let flow = self.flows.get_mut(flow);
+        if flow.full == full {
+            return;
+        }
+        flow.full = full;
+        let watched = if full {
+            epoll::add(
+                &self.full,
+                &flow.socket,
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::OUT,
+            )
+        } else {
+            epoll::delete(&self.full, &flow.socket)
+        };
+        if let Err(error) = watched {
+            // It is tried again with everything that is sent.
+            tracing::debug!(%error, "a full socket can't be watched");
+        }
+    }
+
+    /// Sends the messages from `next` on that are of one flow, as many as one system call takes; gives how many it took.
+    fn send_some(&mut self, next: usize) -> io::Result<usize> {
+        let waiting = &self.messages[next..];
         let flow = self.flows.get(waiting[0].flow);
         let mut address = flow.address.0;
         let mut pieces = [const {
@@ -269,16 +337,17 @@ impl Transmitter {
         }
     }
 
-    /// Deals with the refusal of the next message: it is lost, or sent in another way. Gives errors of the link.
-    pub(super) fn refused(&mut self, error: &io::Error) -> io::Result<()> {
-        let message = self.messages[self.sent];
+    /// Deals with the refusal of a message: it is lost, or sent in another way. Gives how many are lost, or errors of the
+    /// link.
+    pub(super) fn refused(&mut self, at: usize, error: &io::Error) -> io::Result<usize> {
+        let message = self.messages[at];
         let segmented = message.segments > 1;
         match error.raw_os_error() {
             // The way out can't segment (no checksum offload).
             Some(libc::EIO | libc::EOPNOTSUPP) if segmented => {
                 self.segmentation = false;
-                self.split();
-                return Ok(());
+                self.split(at);
+                return Ok(0);
             }
             Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => {
                 return Err(io::Error::from_raw_os_error(
@@ -295,13 +364,12 @@ impl Transmitter {
         } else {
             self.lose(error, message.segments);
         }
-        self.sent += 1;
-        Ok(())
+        Ok(1)
     }
 
-    /// Makes the segments of the next message single messages, with the identification 0.
-    fn split(&mut self) {
-        let whole = self.messages.remove(self.sent);
+    /// Makes the segments of a message single messages, with the identification 0.
+    fn split(&mut self, at: usize) {
+        let whole = self.messages.remove(at);
         let flow = self.flows.get(whole.flow);
         let mut singles = Vec::with_capacity(usize::from(whole.segments));
         let mut start = whole.start;
@@ -318,7 +386,7 @@ impl Transmitter {
             });
             start += len;
         }
-        self.messages.splice(self.sent..self.sent, singles);
+        self.messages.splice(at..at, singles);
     }
 
     /// Counts packets that could not be sent.

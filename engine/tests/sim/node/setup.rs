@@ -34,6 +34,7 @@ impl Node {
             queue,
             rx_capacity,
             window,
+            considerate: shape.considerate,
             ..NodeConfig::new(address(program, side), slot)
         });
         let mut seed = [0; 32];
