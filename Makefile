@@ -38,7 +38,7 @@ test: build ## all tests that need no virtual machine
 	@tests/run $(BIN)
 
 test-full: build ## the same with all real programs everywhere and longer simulations: an hour
-	@tests/setup test
+	@tests/setup test test-full
 	@FULL=1 FERROCE_SEEDS=$${FERROCE_SEEDS:-10000} tests/run $(BIN)
 
 interop: build ## against Linux Soft-RoCE, in a guest (root, or access to /dev/net/tun)
