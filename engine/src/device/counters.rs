@@ -44,7 +44,7 @@ counters! {
     drop_icrc,
     /// Responses outside the outstanding range, and requests behind a gap that was already NAKed.
     drop_psn,
-    /// UC and UD messages without a receive, or that do not fit it.
+    /// UC and UD messages without a receive.
     drop_no_receive,
     /// UC packets of a message whose beginning was lost, and malformed UC and UD packets.
     drop_sequence,
