@@ -48,6 +48,8 @@ const BLOCK: usize = 2 * BUFFER + 2 * OPS * BUFFER;
 const LIVES: usize = 4;
 /// The cookie's part that says that it is a receive.
 const RECEIVE: u64 = 1 << 63;
+/// For how long the program looks away before it resets or destroys a QP, in microseconds.
+const NAP: u64 = 100;
 /// More virtual time than any plan needs.
 const LIMIT: Time = Time::from_nanos(60_000_000_000);
 
@@ -401,7 +403,7 @@ impl<'a> World<'a> {
 
     /// What a runtime does, where completions are looked at after every packet.
     fn drive(&mut self, side: usize) -> Result<(), String> {
-        let now = self.now;
+        let (now, naps) = (self.now, self.naps(side));
         let mut seen = Vec::new();
         let Node {
             device,
@@ -410,7 +412,11 @@ impl<'a> World<'a> {
             cq,
             ..
         } = &mut self.nodes[side];
-        let mut look = || poll(cq, memory, &mut seen);
+        let mut look = || {
+            if !naps {
+                poll(cq, memory, &mut seen);
+            }
+        };
         let mut receive = |packet: &RxPacket<'_>| {
             trace(side, now, "receives", packet.data);
             device.receive(now, packet);
@@ -419,7 +425,6 @@ impl<'a> World<'a> {
         while link.receive(&mut receive).map_err(|e| e.to_string())? > 0 {}
         self.take(side, seen)?;
         self.nodes[side].device.handle_timeouts(now);
-        self.look(side)?;
         loop {
             let node = &mut self.nodes[side];
             let link = &mut Traced {
@@ -433,12 +438,26 @@ impl<'a> World<'a> {
                 break;
             }
         }
-        self.look(side)?;
-        self.events(side)?;
+        if !naps {
+            self.look(side)?;
+            self.events(side)?;
+        }
         for pair in 0..self.pairs.len() {
             self.check_slot(pair, side)?;
         }
         Ok(())
+    }
+
+    /// Whether the program does not poll: until it resets or destroys a QP, which takes completions along.
+    fn naps(&self, side: usize) -> bool {
+        self.pairs.iter().enumerate().any(|(pair, (number, since, qps))| {
+            let life = self.plan.pairs[pair].get(*number);
+            life.is_some_and(|life| {
+                let at = life.at + if side == life.side { 0 } else { life.gap };
+                let due = *since + micros(at.saturating_sub(NAP));
+                matches!(life.fate, Fate::Reset | Fate::Destroy) && !qps[side].ended && due <= self.now
+            })
+        })
     }
 
     /// Polls, and judges what there is.
@@ -524,6 +543,10 @@ impl<'a> World<'a> {
             let untouched = matches!(life.fate, Fate::Done | Fate::Drain | Fate::Dereg);
             let all_due = life.fate == Fate::Done || second;
             if untouched && all_due && drained && gone(0) && gone(1) {
+                for side in 0..2 {
+                    self.look(side)?;
+                    self.events(side)?;
+                }
                 if self.pairs[pair].2[other].refused && !self.pairs[pair].2[side].access_error {
                     return Err("a request was refused without an event".into());
                 }
@@ -553,6 +576,7 @@ impl<'a> World<'a> {
         if first && !begun && qp.rkey != 0 {
             qp.drains = true;
             self.sums.interrupted[3] += u64::from(qp.sent < qp.posted);
+            self.look(side)?;
             self.enter(side, qpn, QpState::Sqd)?;
             self.events(side)?;
             return Ok(true);
@@ -582,7 +606,9 @@ impl<'a> World<'a> {
 
     /// A QP's life ends, and with it every change of its memory.
     fn end(&mut self, pair: usize, side: usize, fate: Fate) -> Result<(), String> {
-        self.look(side)?;
+        if !matches!(fate, Fate::Reset | Fate::Destroy) {
+            self.look(side)?;
+        }
         let number = self.pairs[pair].0;
         let qp = &self.pairs[pair].2[side];
         let (qpn, rest) = (qp.qpn, u64::from(qp.sent < qp.posted));
@@ -619,12 +645,12 @@ impl<'a> World<'a> {
             self.enter(side, qpn, QpState::Reset)?;
         }
         self.pairs[pair].2[side].ended = true;
-        self.events(side)?;
         let at = block(pair, number);
         let held = self.nodes[side].memory.with(at, BLOCK, |b| b.to_vec());
         self.frozen.push((side, at, held));
         // Whatever the CQ had of it is gone.
-        self.look(side)
+        self.look(side)?;
+        self.events(side)
     }
 
     /// A send that is posted in ERR.
