@@ -26,12 +26,13 @@ static struct ibv_xrcd *open_xrcd(struct ibv_context *of, int fd, int flags)
     return ibv_open_xrcd(of, &attr);
 }
 
-static struct ibv_srq *make_srq(struct ibv_xrcd *domain, struct ibv_cq *cq)
+/* An SRQ in a PD, its domain and its CQ, all of one context. */
+static struct ibv_srq *make_srq(struct ibv_pd *in, struct ibv_xrcd *domain, struct ibv_cq *cq)
 {
-    struct ibv_srq_init_attr_ex attr = {.attr = {.max_wr = 16, .max_sge = 1}, .srq_type = IBV_SRQT_XRC, .pd = pd,
+    struct ibv_srq_init_attr_ex attr = {.attr = {.max_wr = 16, .max_sge = 1}, .srq_type = IBV_SRQT_XRC, .pd = in,
         .xrcd = domain, .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
             IBV_SRQ_INIT_ATTR_CQ};
-    return ibv_create_srq_ex(context, &attr);
+    return ibv_create_srq_ex(in->context, &attr);
 }
 
 static struct ibv_qp *make_target(struct ibv_xrcd *domain)
@@ -80,7 +81,7 @@ static void start(void)
     for (int i = 0; i < 2; i++) {
         cqs[i] = ibv_create_cq(context, 64, NULL, NULL, 0);
         CHECK(cqs[i], "create_cq: %s", strerror(errno));
-        srqs[i] = make_srq(xrcd, cqs[i]);
+        srqs[i] = make_srq(pd, xrcd, cqs[i]);
         CHECK(srqs[i], "create_srq_ex: %s", strerror(errno));
         CHECK(!ibv_get_srq_num(srqs[i], &numbers[i]), "get_srq_num");
     }
@@ -110,12 +111,14 @@ static struct ibv_wc next(struct ibv_cq *cq)
     return wc;
 }
 
-static void receive(struct ibv_srq *srq, uint64_t wr_id)
+static void receive_by(struct ibv_mr *mr, struct ibv_srq *srq, uint64_t wr_id)
 {
-    struct ibv_sge sge = {.addr = (uintptr_t)to, .length = LENGTH, .lkey = to_mr->lkey};
+    struct ibv_sge sge = {.addr = (uintptr_t)to, .length = LENGTH, .lkey = mr->lkey};
     struct ibv_recv_wr *bad, wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
     FAILS(ibv_post_srq_recv(srq, &wr, &bad), 0);
 }
+
+static void receive(struct ibv_srq *srq, uint64_t wr_id) { receive_by(to_mr, srq, wr_id); }
 
 /* Posts a SEND to the SRQ with this number. */
 static int send_to(uint32_t number)
@@ -201,7 +204,7 @@ static void domains(void)
     attr.comp_mask = 0xff;
     MAKES_NOTHING(ibv_open_xrcd(context, &attr), EOPNOTSUPP);
     /* Busy are those that something was made with. */
-    struct ibv_srq *srq = make_srq(first, cqs[0]);
+    struct ibv_srq *srq = make_srq(pd, first, cqs[0]);
     CHECK(srq, "create_srq_ex: %s", strerror(errno));
     FAILS(ibv_close_xrcd(first), EBUSY);
     FAILS(ibv_close_xrcd(second), 0);
@@ -241,8 +244,13 @@ static void shared_target(void)
     struct ibv_context *other = open_device();
     struct ibv_xrcd *theirs = open_xrcd(other, fd, 0);
     CHECK(mine && theirs, "open_xrcd: %s", strerror(errno));
+    struct ibv_pd *their_pd = ibv_alloc_pd(other);
+    struct ibv_cq *their_cq = ibv_create_cq(other, 64, NULL, NULL, 0);
+    CHECK(their_pd && their_cq, "alloc_pd or create_cq: %s", strerror(errno));
+    struct ibv_mr *their_mr = ibv_reg_mr(their_pd, to, LENGTH, ACCESS);
+    CHECK(their_mr, "reg_mr: %s", strerror(errno));
     struct ibv_qp *made = make_target(mine);
-    struct ibv_srq *srq = make_srq(theirs, cqs[1]);
+    struct ibv_srq *srq = make_srq(their_pd, theirs, their_cq);
     uint32_t number;
     CHECK(made && srq && !ibv_get_srq_num(srq, &number), "a target and an SRQ: %s", strerror(errno));
     struct ibv_qp_open_attr attr = {.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
@@ -268,9 +276,9 @@ static void shared_target(void)
     struct ibv_qp_init_attr init;
     FAILS(ibv_query_qp(made, &now, IBV_QP_STATE, &init), 0);
     CHECK(now.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_XRC_RECV, "state %d", now.qp_state);
-    receive(srq, 1);
+    receive_by(their_mr, srq, 1);
     FAILS(send_to(number), 0);
-    CHECK(next(cqs[1]).status == IBV_WC_SUCCESS && next(send_cq).status == IBV_WC_SUCCESS, "a message");
+    CHECK(next(their_cq).status == IBV_WC_SUCCESS && next(send_cq).status == IBV_WC_SUCCESS, "a message");
     /* Each user has the events, and the last one ends it. */
     struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
     FAILS(ibv_modify_qp(made, &error, IBV_QP_STATE), 0);
@@ -283,6 +291,9 @@ static void shared_target(void)
     FAILS(ibv_destroy_srq(srq), 0);
     FAILS(ibv_destroy_qp(opened), 0);
     FAILS(ibv_close_xrcd(theirs), 0);
+    FAILS(ibv_dereg_mr(their_mr), 0);
+    FAILS(ibv_destroy_cq(their_cq), 0);
+    FAILS(ibv_dealloc_pd(their_pd), 0);
     CHECK(!ibv_close_device(other), "close_device");
 }
 

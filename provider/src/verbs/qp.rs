@@ -163,10 +163,7 @@ struct Made {
 impl Made {
     /// The handle.
     fn export(self) -> *mut ibv_qp {
-        let abi = self.context.abi;
-        self.context
-            .objects
-            .insert(Object::Qp(self.qpn), self.place.address());
+        let (context, abi) = (self.context.clone(), self.context.abi);
         let qp = self.place.put(Qp {
             // SAFETY: zeros are null pointers and numbers.
             public: unsafe { Public::zeroed() },
@@ -196,6 +193,8 @@ impl Made {
             (*public).qp_num = self.qpn;
             (*public).qp_type = self.qp_type as u32;
         }
+        // Only now may events name it: a target that is opened once more can have one at any time.
+        context.objects.insert(Object::Qp(self.qpn), qp as u64);
         qp.cast()
     }
 }
