@@ -111,6 +111,23 @@ compile() {
     "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -Wl,--as-needed -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
 }
 
+# compile_against LIBRARY OUTPUT SOURCE [OPTION...]: SOURCE of tests/c into LOG_DIR, with the libibverbs LOG_DIR/LIBRARY.
+compile_against() {
+    local library=$1 output=$2 source=$3
+    shift 3
+    "${CC:-gcc}" -O1 -Wall -Wextra -o "$LOG_DIR/$output" "$@" "$TESTS/c/$source.c" -L"$LOG_DIR" "-l:$library" \
+        -Wl,-rpath,"$LOG_DIR" -Wl,--unresolved-symbols=ignore-in-shared-libs -lpthread || { not_ok "compile-$output" 'it does not'; finish; }
+}
+
+# bundle NAME [LIBIBVERBS]: a copy of libibverbs (this machine's) under a name that tells nothing, as LOG_DIR/libNAME.so, and
+# with it LOG_DIR/NAME-plugin.so. It has that name inside, too, or it is the same library to the dynamic linker: 9 letters.
+bundle() {
+    local real=${2-}
+    [[ -n $real ]] || real=$(ldconfig -p | awk '/libibverbs\.so\.1 /{ print $NF; exit }')
+    sed "s/libibverbs\\.so\\.1\\x00/lib$1.so\\x00/g" "$(readlink -f "$real")" >"$LOG_DIR/lib$1.so"
+    compile_against "lib$1.so" "$1-plugin.so" plugin -shared -fPIC
+}
+
 # program NAME COMMAND...: a case: the command, under ferroce run, ends with status 0.
 program() {
     local name=$1 rc=0

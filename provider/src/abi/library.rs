@@ -84,10 +84,16 @@ pub struct Library {
 ///
 /// The symbol versions tell, as the file may have any name: wheels, for one, rename it.
 pub fn private_number(object: &Object) -> Option<u32> {
+    newest(object, "IBVERBS_PRIVATE_")
+}
+
+/// The greatest number that follows `prefix` in the names of an object's symbol versions.
+fn newest(object: &Object, prefix: &str) -> Option<u32> {
     let versions = object.versions();
-    versions
+    let numbers = versions
         .iter()
-        .find_map(|version| version.strip_prefix("IBVERBS_PRIVATE_")?.parse().ok())
+        .filter_map(|version| version.strip_prefix(prefix)?.parse().ok());
+    numbers.max()
 }
 
 impl Library {
@@ -111,9 +117,16 @@ impl Library {
                 path: path.clone(),
                 release,
             })?,
-            // SAFETY: the handle is valid, and that of a libibverbs.
-            None => unsafe { traits(handle, private) }
-                .and_then(Abi::with_traits)
+            None => newest(object, "IBVERBS_1.")
+                // SAFETY: the handle is valid, and that of a libibverbs.
+                .zip(unsafe { qp_ex_size(handle) })
+                .and_then(|(public, qp_ex)| {
+                    Abi::with_traits(Traits {
+                        private,
+                        public,
+                        qp_ex,
+                    })
+                })
                 .ok_or_else(|| LibraryError::Unversioned { path: path.clone() })?,
         };
         let release = abi.release;
@@ -150,15 +163,14 @@ impl Library {
     }
 }
 
-/// What the library shows of its release.
+/// Size of a libibverbs's `struct ibv_qp_ex`, in bytes.
 ///
 /// # Safety
 /// The handle must be valid, and that of a libibverbs.
-unsafe fn traits(handle: *mut c_void, private: u32) -> Option<Traits> {
+unsafe fn qp_ex_size(handle: *mut c_void) -> Option<usize> {
     type ToExtended = unsafe extern "C" fn(*mut ibv_qp) -> *mut ibv_qp_ex;
-    // SAFETY: the handle is valid.
-    let symbol = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
-    let to_extended = symbol(c"ibv_qp_to_qp_ex");
+    // SAFETY: the handle is valid, and the name zero-terminated.
+    let to_extended = unsafe { libc::dlsym(handle, c"ibv_qp_to_qp_ex".as_ptr()) };
     if to_extended.is_null() {
         return None;
     }
@@ -166,7 +178,7 @@ unsafe fn traits(handle: *mut c_void, private: u32) -> Option<Traits> {
     let to_extended = unsafe { std::mem::transmute::<*mut c_void, ToExtended>(to_extended) };
     // It looks at one bit of the mask that follows the `ibv_qp_ex` in a QP. So a QP that has this bit there, and
     // nothing else, tells where it looks.
-    let qp_ex = Abi::QP_EX.into_iter().find(|size| {
+    Abi::QP_EX.into_iter().find(|size| {
         let mut qp = [0u64; 64];
         let place = qp.as_mut_ptr().cast::<u8>();
         // SAFETY: the place lies within the array, and is aligned as all sizes are multiples of 8. The function only
@@ -175,11 +187,6 @@ unsafe fn traits(handle: *mut c_void, private: u32) -> Option<Traits> {
             place.add(*size).cast::<u32>().write(VERBS_QP_EX);
             !to_extended(place.cast()).is_null()
         }
-    })?;
-    Some(Traits {
-        private,
-        qp_ex,
-        query_port_speed: !symbol(c"ibv_query_port_speed").is_null(),
     })
 }
 

@@ -14,6 +14,8 @@ pub struct Abi {
     pub release: u32,
     /// The number in `verbs_register_driver_NN` and in the suffix of provider files, `-rdmavNN.so`.
     pub private: u32,
+    /// The newest version of public symbols: 14 for `IBVERBS_1.14`.
+    pub public: u32,
     /// Size of `struct verbs_context`, in bytes; `struct ibv_context` is its last [`Abi::IBV_CONTEXT`] bytes.
     pub verbs_context: usize,
     /// Size of `struct ibv_qp_ex`, in bytes, and so the offset of `comp_mask` in `struct verbs_qp`.
@@ -27,10 +29,10 @@ pub struct Abi {
 pub struct Traits {
     /// The number of its private interface.
     pub private: u32,
+    /// The newest version of its public symbols.
+    pub public: u32,
     /// Size of its `struct ibv_qp_ex`, in bytes.
     pub qp_ex: usize,
-    /// Whether it exports `ibv_query_port_speed`, which came with 62.
-    pub query_port_speed: bool,
 }
 
 impl Abi {
@@ -42,18 +44,19 @@ impl Abi {
 
     /// The interface of an rdma-core release, if it is known.
     pub fn of_release(release: u32) -> Option<Abi> {
-        let (private, verbs_context) = match release {
-            39..=56 => (34, 648),
-            57..=58 => (57, 648),
-            59..=61 => (59, 672),
-            62..=63 => (59, 680),
-            64 => (64, 696),
-            65 => (65, 696),
+        let (private, public, verbs_context) = match release {
+            39..=56 => (34, 14, 648),
+            57..=58 => (57, 14, 648),
+            59..=61 => (59, 15, 672),
+            62..=63 => (59, 16, 680),
+            64 => (64, 17, 696),
+            65 => (65, 18, 696),
             _ => return None,
         };
         Some(Abi {
             release,
             private,
+            public,
             verbs_context,
             qp_ex: match release {
                 ..=43 => 344,
@@ -69,9 +72,7 @@ impl Abi {
     /// They need not agree in `ibv_port_attr`: the shorter one suits all, as libibverbs has set the rest to zero.
     pub fn with_traits(traits: Traits) -> Option<Abi> {
         let mut fitting = (OLDEST..=NEWEST).filter_map(Abi::of_release).filter(|abi| {
-            abi.private == traits.private
-                && abi.qp_ex == traits.qp_ex
-                && (abi.release >= 62) == traits.query_port_speed
+            (abi.private, abi.public, abi.qp_ex) == (traits.private, traits.public, traits.qp_ex)
         });
         let first = fitting.next()?;
         fitting
@@ -242,8 +243,8 @@ mod tests {
             let abi = Abi::of_release(release).unwrap();
             let found = Abi::with_traits(Traits {
                 private: abi.private,
+                public: abi.public,
                 qp_ex: abi.qp_ex,
-                query_port_speed: release >= 62,
             })
             .unwrap();
             assert!(Abi::QP_EX.contains(&abi.qp_ex));
@@ -251,16 +252,20 @@ mod tests {
             assert!(found.ops().eq(abi.ops()), "release {release}");
             assert!(found.port_attr <= abi.port_attr, "release {release}");
         }
-        let unknown = |private, qp_ex, query_port_speed| {
+        let unknown = |private, public, qp_ex| {
             Abi::with_traits(Traits {
                 private,
+                public,
                 qp_ex,
-                query_port_speed,
             })
         };
-        assert_eq!(unknown(66, 360, true), None);
-        assert_eq!(unknown(65, 352, true), None);
-        assert_eq!(unknown(34, 360, true), None);
+        assert_eq!(unknown(66, 19, 360), None);
+        assert_eq!(
+            unknown(65, 19, 360),
+            None,
+            "a later release with the same private interface"
+        );
+        assert_eq!(unknown(65, 18, 352), None);
     }
 
     #[test]
