@@ -5,12 +5,18 @@ use crate::link::Link;
 use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
+/// Calls of [`Device::transmit`] before arrivals are looked at, and others get the lock: a peer may have asked for all of
+/// a READ of 2^31 bytes.
+const TURNS: usize = 4;
+
 /// The device and its link.
 pub(super) struct Core {
     pub(super) device: Device,
     link: Box<dyn Link>,
     /// Packets wait for the link to become writable.
     blocked: bool,
+    /// Packets are ready that wait for the next round.
+    more: bool,
     /// Rounds since the last that received something.
     idle_rounds: u32,
 }
@@ -21,6 +27,7 @@ impl Core {
             device,
             link,
             blocked: false,
+            more: false,
             idle_rounds: 0,
         }
     }
@@ -53,13 +60,14 @@ impl Core {
         self.idle_rounds
     }
 
-    /// Sends whatever the device has ready, as far as the link takes it.
+    /// Sends what the device has ready, as far as the link takes it; where that is much, the next round goes on.
     pub(super) fn transmit(&mut self, now: Time, acks: Acks) {
         if self.blocked {
             // There may be room now, and who waits for it goes on.
             self.flush();
         }
-        loop {
+        self.more = false;
+        for _ in 0..TURNS {
             match self.device.transmit_acks(now, &mut *self.link, acks) {
                 Progress::Idle => {
                     self.flush();
@@ -73,6 +81,8 @@ impl Core {
                 }
             }
         }
+        // A link that is full now says itself when to go on.
+        self.more = self.flush();
     }
 
     /// Pushes out what the link holds; false if the socket is full.
@@ -91,13 +101,16 @@ impl Core {
         self.blocked
     }
 
-    /// Whether something is ready to be sent that found no room.
+    /// Whether something is ready to be sent that found no room, or waits for the next round.
     pub(super) fn holds_back(&self) -> bool {
-        self.blocked || self.device.is_busy()
+        self.blocked || self.more || self.device.is_busy()
     }
 
     /// When the transport next needs a round.
     pub(super) fn next_deadline(&self) -> Option<Time> {
+        if self.more {
+            return Some(Time::ZERO);
+        }
         self.device.next_deadline()
     }
 
@@ -112,5 +125,101 @@ impl Core {
 
     pub(super) fn link_mut(&mut self) -> &mut dyn Link {
         &mut *self.link
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::IpAddr;
+    use std::os::fd::RawFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::link::{Path, RxPacket, Transmit, TransmitError};
+    use crate::memory::Fault;
+    use crate::transport::tests::pair::{BASE, MEMORY, Pair, Setup};
+    use crate::verbs::{Operation, SendWr};
+
+    /// A link that takes all packets, and counts them.
+    #[derive(Clone, Default)]
+    struct Count(Arc<AtomicUsize>);
+
+    impl Transmit for Count {
+        fn packet(
+            &mut self,
+            _: &Path,
+            _: u32,
+            _: usize,
+            _: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
+        ) -> Result<(), TransmitError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    impl Link for Count {
+        fn receive(&mut self, _: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn flush(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+        fn receive_fd(&self) -> Option<RawFd> {
+            None
+        }
+        fn transmit_fd(&self) -> Option<RawFd> {
+            None
+        }
+        fn window(&self, _: usize) -> u32 {
+            u32::MAX
+        }
+        fn join(&mut self, _: IpAddr, _: u32) -> io::Result<()> {
+            Ok(())
+        }
+        fn leave(&mut self, _: IpAddr) -> io::Result<()> {
+            Ok(())
+        }
+        fn counters(&self, _: &mut dyn FnMut(&'static str, u64)) {}
+    }
+
+    #[test]
+    fn a_long_answer_takes_many_rounds() {
+        let mut pair = Pair::new(&Setup::default());
+        let len = MEMORY as u32 / 2;
+        let sges = [pair.a.sge(BASE, 256)];
+        let operation = Operation::Read {
+            addr: BASE,
+            rkey: pair.b.mr.rkey,
+        };
+        let wr = SendWr {
+            operation,
+            sges: &sges,
+            ..SendWr::default()
+        };
+        pair.a.post(&wr).unwrap();
+        let mut request = pair.a.sent();
+        assert_eq!(request.len(), 1);
+        // Our own requester would ask for less at once.
+        request[0].bytes[24..28].copy_from_slice(&len.to_be_bytes());
+        assert_eq!(request[0].roce().reth().unwrap().dma_len, len);
+        pair.b.receive_all(&request);
+        let (packets, now) = (Count::default(), pair.b.now);
+        let mut core = Core::new(pair.b.dev, Box::new(packets.clone()));
+        let all = len as usize / 256;
+        let mut sent = 0;
+        while sent < all {
+            assert!(!core.round(now, Acks::Send));
+            let new = packets.0.load(Ordering::Relaxed);
+            assert!(sent < new && new - sent <= all / 2, "{new} after {sent}");
+            sent = new;
+            let goes_on = sent < all;
+            assert_eq!(core.holds_back(), goes_on);
+            assert_eq!(core.next_deadline() == Some(Time::ZERO), goes_on);
+        }
+        core.round(now, Acks::Send);
+        assert_eq!(packets.0.load(Ordering::Relaxed), all);
+        assert!(!core.holds_back() && core.next_deadline().is_none());
     }
 }

@@ -84,7 +84,9 @@ impl Pulse {
     /// The transport next needs a round at `deadline`, or when the link is writable: wakes a helper that sleeps longer.
     pub(super) fn expect(&self, deadline: Option<Time>, blocked: bool) {
         let sleeps_until = self.sleeps_until.load(Ordering::SeqCst);
-        let late = deadline.is_some_and(|deadline| deadline.as_nanos() < sleeps_until);
+        // What goes on at once is left to an application that polls; the nap is short.
+        let left = deadline == Some(Time::ZERO) && self.naps.load(Ordering::SeqCst);
+        let late = !left && deadline.is_some_and(|deadline| deadline.as_nanos() < sleeps_until);
         if late || (blocked && sleeps_until != 0 && !self.awaits_writable.load(Ordering::Relaxed)) {
             self.wake();
         }

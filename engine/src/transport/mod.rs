@@ -17,7 +17,7 @@ pub(crate) mod ud;
 pub(crate) mod window;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use ferroce_wire::RocePacket;
 

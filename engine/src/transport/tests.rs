@@ -4,7 +4,7 @@ mod crowd;
 mod errors;
 mod lengths;
 mod one_sided;
-mod pair;
+pub(crate) mod pair;
 mod placement;
 mod rc;
 mod recovery;
