@@ -142,9 +142,13 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// From now on `capacity` (max_dest_rd_atomic) at most.
-    pub fn resize(&mut self, capacity: u8) {
-        self.capacity = usize::from(capacity);
+    /// From now on `promised` (max_dest_rd_atomic) at most, or the next power of two: requesters, ConnectX and rxe, go
+    /// up to that.
+    pub fn resize(&mut self, promised: u8) {
+        self.capacity = match promised {
+            0 => 0,
+            some => usize::from(some).next_power_of_two(),
+        };
         self.ring.reserve(self.capacity.saturating_sub(self.ring.len()));
     }
 
@@ -278,5 +282,19 @@ mod tests {
         assert!(resources.find(Psn::new(20)).is_some());
         assert!(resources.find(Psn::new(21)).is_none());
         assert_eq!(resources.due().unwrap().psn, Psn::new(20));
+    }
+
+    #[test]
+    fn a_promise_is_rounded_up() {
+        for (promised, taken) in [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (16, 16)] {
+            let mut resources = Resources::default();
+            resources.resize(promised);
+            let fit = (0..20).take_while(|&i| {
+                let room = resources.has_room();
+                resources.push(read(i, 256));
+                room
+            });
+            assert_eq!(fit.count(), taken, "of {promised}");
+        }
     }
 }
