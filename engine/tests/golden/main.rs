@@ -5,6 +5,7 @@
 
 mod capture;
 mod cases;
+mod mckey;
 mod node;
 mod requester;
 mod responder;
@@ -43,7 +44,7 @@ fn every_capture_of_a_transport_has_a_case() {
         .iter()
         .map(|case| case.capture.to_string())
         // Made by another program than `gen`.
-        .chain(["ud-multicast-v4-mckey".to_string()])
+        .chain([mckey::CAPTURE.to_string()])
         .collect();
     names.sort();
     known.sort();

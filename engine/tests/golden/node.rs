@@ -18,8 +18,6 @@ use super::script::Options;
 /// Where the buffer stands.
 pub const BUF: u64 = 0x5000_0000;
 const BUF_LEN: usize = 1 << 20;
-/// The Q_Key of all UD QPs.
-pub const QKEY: u32 = 0x1111_1111;
 /// What follows what was written.
 const UNTOUCHED: u8 = 0xee;
 
@@ -91,6 +89,7 @@ pub struct Node {
     pub memory: Arc<SimMemory>,
     pub qpn: u32,
     pub key: MrInfo,
+    qkey: u32,
     peer: Peer,
     cq: Arc<Cq>,
     recorder: Recorder,
@@ -144,6 +143,7 @@ impl Node {
             memory,
             qpn,
             key,
+            qkey: options.qkey,
             peer,
             cq,
             recorder: Recorder {
@@ -164,7 +164,7 @@ impl Node {
         };
         let attr = QpAttr {
             port: 1,
-            qkey: QKEY,
+            qkey: options.qkey,
             access,
             path_mtu: options.path_mtu.code().into(),
             dest_qpn: self.peer.qpn,
@@ -257,7 +257,7 @@ impl Node {
             ud: ud.then_some(UdDest {
                 path: self.peer.path,
                 qpn: self.peer.qpn,
-                qkey: QKEY,
+                qkey: self.qkey,
             }),
             ..SendWr::default()
         };

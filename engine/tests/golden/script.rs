@@ -22,6 +22,8 @@ pub struct Remote {
 pub struct Options {
     pub qp_type: QpType,
     pub path_mtu: PathMtu,
+    /// The Q_Key of all UD QPs.
+    pub qkey: u32,
     /// The client's first PSN.
     pub client_psn: u32,
     pub timeout: u8,
@@ -228,6 +230,7 @@ pub fn parse(line: &str) -> (Options, Vec<Op>) {
     let mut options = Options {
         qp_type: QpType::Rc,
         path_mtu: PathMtu::Mtu1024,
+        qkey: 0x1111_1111,
         client_psn: 0x100,
         timeout: 14,
         retry_cnt: 7,
