@@ -85,7 +85,8 @@ impl World<'_> {
                 qp.failed = true;
                 return Ok(());
             }
-            WcStatus::RetryExcErr if !receive && (peer.ended || peer.failed) => {
+            // A peer that refused is silent from then on: its NAK, or an answer before that, may have been lost.
+            WcStatus::RetryExcErr if !receive && (peer.ended || peer.failed || peer.closed.is_some()) => {
                 qp.failed = true;
                 return Ok(());
             }
