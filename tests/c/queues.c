@@ -474,22 +474,10 @@ static void device(void)
 
 int main(int argc, char **argv)
 {
-    static const struct { const char *name; void (*run)(void); } cases[] = {
+    static const struct test_case cases[] = {
         {"fields", fields}, {"solicited", solicited}, {"races", races}, {"resize", resize}, {"limits", limits}, {"outstanding", outstanding},
         {"busy", busy},
         {"device", device},
     };
-    alarm(60);
-    context = open_device();
-    pd = ibv_alloc_pd(context);
-    CHECK(pd, "alloc_pd: %s", strerror(errno));
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
-            cases[i].run();
-            FAILS(ibv_dealloc_pd(pd), 0);
-            FAILS(ibv_close_device(context), 0);
-            puts("ok");
-            return 0;
-        }
-    die("usage: queues CASE");
+    return run_case(argc, argv, cases, sizeof cases / sizeof *cases, &context, &pd);
 }

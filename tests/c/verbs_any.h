@@ -178,4 +178,28 @@ static inline struct ibv_ah *handle_to(struct ibv_pd *pd, struct ibv_qp_attr att
     CHECK(ah, "create_ah: %s", strerror(errno));
     return ah;
 }
+
+struct test_case {
+    const char *name;
+    void (*run)(void);
+};
+
+/* Runs the case that the program's only argument names, with a device and a PD, which it must leave as it found them. */
+static inline int run_case(int argc, char **argv, const struct test_case *cases, size_t count, struct ibv_context **context,
+                           struct ibv_pd **pd)
+{
+    alarm(60);
+    *context = open_device();
+    *pd = ibv_alloc_pd(*context);
+    CHECK(*pd, "alloc_pd: %s", strerror(errno));
+    for (size_t i = 0; i < count; i++)
+        if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
+            cases[i].run();
+            FAILS(ibv_dealloc_pd(*pd), 0);
+            FAILS(ibv_close_device(*context), 0);
+            puts("ok");
+            return 0;
+        }
+    die("usage: %s CASE", argv[0]);
+}
 #endif

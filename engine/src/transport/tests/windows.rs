@@ -87,8 +87,8 @@ fn binds_open_windows_to_peers() {
     }
 }
 
-#[test]
-fn local_work_completes_in_order_and_later_requests_see_it() {
+/// Two SENDs of `b`, 1 and 3, and between them the bind 2 of a window with this key; nothing has left yet.
+fn bind_between_sends() -> (Pair, u32) {
     let mut pair = Pair::new(&Setup::default());
     let (window, key) = window(&mut pair.b, MwType::Type2);
     pair.a.recv(1, 10);
@@ -97,6 +97,12 @@ fn local_work_completes_in_order_and_later_requests_see_it() {
     let operation = bind(&pair.b, window, key);
     post(&mut pair.b, 2, operation, NO_FLAGS);
     pair.b.send(3, 10);
+    (pair, key)
+}
+
+#[test]
+fn local_work_completes_in_order_and_later_requests_see_it() {
+    let (mut pair, key) = bind_between_sends();
     let sent = pair.b.sent();
     assert_eq!(sent.len(), 2);
     assert!(pair.b.send_wcs().is_empty(), "not before the SEND before it");
@@ -116,14 +122,7 @@ fn local_work_completes_in_order_and_later_requests_see_it() {
 
 #[test]
 fn local_work_is_done_once_however_often_packets_are() {
-    let mut pair = Pair::new(&Setup::default());
-    let (window, key) = window(&mut pair.b, MwType::Type2);
-    pair.a.recv(1, 10);
-    pair.a.recv(2, 10);
-    pair.b.send(1, 10);
-    let operation = bind(&pair.b, window, key);
-    post(&mut pair.b, 2, operation, NO_FLAGS);
-    pair.b.send(3, 10);
+    let (mut pair, _) = bind_between_sends();
     let first = pair.b.sent();
     // Both are lost. A second bind of a bound window would fail.
     pair.b.wait(TIMEOUT);
