@@ -191,6 +191,11 @@ impl Lease {
     /// full it is.
     pub fn neighbours(&self) -> impl Fn(u8) -> Option<OwnedFd> + Send + 'static {
         let heirloom = self.heirloom.as_ref().and_then(|fd| fd.try_clone().ok());
+        if let Some(heirloom) = &heirloom {
+            // The table of descriptors grows now, to what a look needs: beside other threads, in the midst of a send,
+            // the kernel would take milliseconds for it. Where the program's limit is lower, that is what happens.
+            _ = rustix::io::fcntl_dupfd_cloexec(heirloom, 511);
+        }
         move |slot| {
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             let all = protocol::receive(heirloom.as_ref()?.as_fd(), flags).ok()?;
