@@ -376,6 +376,14 @@ static void busy(void)
     FAILS(ibv_destroy_qp(any.qp), 0);
 
     /* Objects of the other context. */
+    struct ibv_td *others_td = ibv_alloc_td(other, &(struct ibv_td_init_attr){0});
+    struct ibv_dm *others_dm = ibv_alloc_dm(other, &(struct ibv_alloc_dm_attr){.length = 4096});
+    CHECK(others_td && others_dm, "alloc_td or alloc_dm: %s", strerror(errno));
+    MAKES_NOTHING(ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){.pd = others}), EINVAL);
+    MAKES_NOTHING(ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){.pd = mine, .td = others_td}), EINVAL);
+    MAKES_NOTHING(ibv_reg_dm_mr(mine, others_dm, 0, 4096, IBV_ACCESS_ZERO_BASED), EINVAL);
+    FAILS(ibv_free_dm(others_dm), 0);
+    FAILS(ibv_dealloc_td(others_td), 0);
     struct ibv_cq *others_cq = ibv_create_cq(other, 4, NULL, NULL, 0);
     struct ibv_srq *others_srq = ibv_create_srq(others, &srq_init);
     CHECK(others_cq && others_srq, "create_cq or create_srq: %s", strerror(errno));

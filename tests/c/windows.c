@@ -389,6 +389,18 @@ static void misuse(void)
     FAILS(bind2(two, two->rkey, unknown), EINVAL);
     FAILS(bind2(two, two->rkey, none), EINVAL);
     FAILS(bind2(two, two->rkey, info_of(to_mr, 0, 0, 0)), EINVAL);
+    struct ibv_context *other = open_device();
+    struct ibv_pd *others_pd = ibv_alloc_pd(other);
+    CHECK(others_pd, "alloc_pd: %s", strerror(errno));
+    struct ibv_mr *others_mr = reg_with(others_pd, to, LENGTH, FULL);
+    struct ibv_mw *others = ibv_alloc_mw(others_pd, IBV_MW_TYPE_2);
+    CHECK(others, "alloc_mw: %s", strerror(errno));
+    FAILS(bind2(others, others->rkey, good), EINVAL);
+    FAILS(bind2(two, two->rkey, info_of(others_mr, 0, 64, WINDOW)), EINVAL);
+    FAILS(ibv_dealloc_mw(others), 0);
+    FAILS(ibv_dereg_mr(others_mr), 0);
+    FAILS(ibv_dealloc_pd(others_pd), 0);
+    FAILS(ibv_close_device(other), 0);
     struct ibv_mr *null = ibv_alloc_null_mr(pair[1].pd), *from_zero = reg_with(pair[1].pd, to, LENGTH, FULL | IBV_ACCESS_ZERO_BASED);
     CHECK(null, "alloc_null_mr: %s", strerror(errno));
     FAILS(bind1(one, (struct ibv_mw_bind_info){null, 0, 64, WINDOW}), EOPNOTSUPP);

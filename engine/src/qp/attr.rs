@@ -122,7 +122,7 @@ impl Qp {
             cap: self.attr.cap,
             ..QpAttr::default()
         };
-        self.unpolled.iter().for_each(Unpolled::clear);
+        self.unpolled.iter_mut().for_each(Unpolled::clear);
         self.fatal = false;
         self.state = QpState::Reset;
     }

@@ -104,7 +104,7 @@ impl Qp {
     }
 
     /// A flush completion of a send.
-    pub fn flushed_send(&self, shared: &mut Shared<'_>, wr_id: u64) {
+    pub fn flushed_send(&mut self, shared: &mut Shared<'_>, wr_id: u64) {
         self.push_send(
             shared,
             Wc {
@@ -117,7 +117,7 @@ impl Qp {
     }
 
     /// A flush completion of a receive.
-    pub fn flushed_recv(&self, shared: &mut Shared<'_>, wr_id: u64) {
+    pub fn flushed_recv(&mut self, shared: &mut Shared<'_>, wr_id: u64) {
         let wc = Wc {
             wr_id,
             status: WcStatus::WrFlushErr,

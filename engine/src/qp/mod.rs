@@ -146,7 +146,7 @@ impl Qp {
             rq: RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)?,
             requester: Requester::default(),
             responder: Responder::new(cap.max_recv_sge, pd, init.srq),
-            unpolled: Default::default(),
+            unpolled: [Unpolled::new(cap.max_send_wr)?, Unpolled::new(cap.max_recv_wr)?],
             fatal: false,
             queued: false,
             ack_wait: AckWait::No,
@@ -209,19 +209,22 @@ impl Qp {
     }
 
     /// Puts a completion of a send into its CQ.
-    pub fn push_send(&self, shared: &mut Shared<'_>, wc: Wc) {
-        if let Some(cq) = &self.init.send_cq {
-            self.unpolled[0].pushed();
-            self.push(shared, cq, wc, false);
+    pub fn push_send(&mut self, shared: &mut Shared<'_>, wc: Wc) {
+        if let Some(cq) = &self.init.send_cq
+            && let Some(number) = push(shared, cq, self.qpn, wc, false)
+        {
+            self.unpolled[0].pushed(number, cq);
         }
     }
 
     /// Puts a completion of a receive into its CQ: the QP's, or that of the XRC SRQ it was of.
-    pub fn push_recv(&self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
+    pub fn push_recv(&mut self, shared: &mut Shared<'_>, wc: Wc, solicited: bool) {
         if self.init.qp_type != QpType::XrcRecv {
-            if let Some(cq) = &self.init.recv_cq {
-                self.unpolled[1].pushed();
-                self.push(shared, cq, wc, solicited);
+            if let Some(cq) = &self.init.recv_cq
+                && let Some(number) = push(shared, cq, self.qpn, wc, solicited)
+                && self.init.srq.is_none()
+            {
+                self.unpolled[1].pushed(number, cq);
             }
             return;
         }
@@ -230,26 +233,31 @@ impl Qp {
         if let (Some(SrqId(srqn)), Some(xrc)) = (id, srq.and_then(|srq| srq.xrc.as_ref())) {
             let (cq, src_qp) = (xrc.cq.clone(), self.attr.dest_qpn);
             let wc = Wc { srqn, src_qp, ..wc };
-            self.push(shared, &cq, wc, solicited);
+            push(shared, &cq, self.qpn, wc, solicited);
         }
     }
+}
 
-    /// Puts a completion into a CQ.
-    fn push(&self, shared: &mut Shared<'_>, cq: &Cq, wc: Wc, solicited: bool) {
-        let wc = Wc {
-            qp_num: self.qpn,
-            timestamp: shared.now.as_nanos(),
-            ..wc
-        };
-        match cq.push(wc, solicited) {
-            Ok(None) => {}
-            Ok(Some(alarm)) => shared.cq_alarms.push(Reverse((alarm, cq.id()))),
-            Err(overrun) => {
-                if overrun.first {
-                    shared.events.push_back(AsyncEvent::CqError(cq.id()));
-                }
-                shared.overrun.push((cq.id(), self.qpn));
+/// Puts a completion of a QP into a CQ; gives its number there, unless it is lost.
+fn push(shared: &mut Shared<'_>, cq: &Cq, qpn: u32, wc: Wc, solicited: bool) -> Option<u64> {
+    let wc = Wc {
+        qp_num: qpn,
+        timestamp: shared.now.as_nanos(),
+        ..wc
+    };
+    match cq.push(wc, solicited) {
+        Ok(pushed) => {
+            if let Some(alarm) = pushed.alarm {
+                shared.cq_alarms.push(Reverse((alarm, cq.id())));
             }
+            Some(pushed.number)
+        }
+        Err(overrun) => {
+            if overrun.first {
+                shared.events.push_back(AsyncEvent::CqError(cq.id()));
+            }
+            shared.overrun.push((cq.id(), qpn));
+            None
         }
     }
 }

@@ -92,7 +92,7 @@ impl Qp {
         }
         let cq = self.init.recv_cq.as_deref();
         let free = self.rq.room();
-        if cq.is_none_or(|cq| self.unpolled[1].room(free, cq, self.qpn, true) == 0) {
+        if cq.is_none_or(|cq| self.unpolled[1].room(free, cq) == 0) {
             return Err(VerbsError::NoMemory);
         }
         if self.state == QpState::Err {
@@ -106,6 +106,6 @@ impl Qp {
     pub fn send_room(&self) -> usize {
         let cq = self.init.send_cq.as_deref();
         let free = self.sq.room();
-        cq.map_or(0, |cq| self.unpolled[0].room(free, cq, self.qpn, false))
+        cq.map_or(0, |cq| self.unpolled[0].room(free, cq))
     }
 }

@@ -44,9 +44,16 @@ enum Overflow {
     Failed,
 }
 
+/// A completion that waits.
+struct Entry {
+    /// Completions that were pushed before it, and itself.
+    number: u64,
+    wc: Wc,
+}
+
 /// What the lock guards.
 struct Ring {
-    entries: VecDeque<Wc>,
+    entries: VecDeque<Entry>,
     capacity: usize,
     overflow: Overflow,
     armed: Armed,
@@ -64,9 +71,14 @@ struct Ring {
 }
 
 impl Ring {
+    /// The number of the oldest completion that waits; of the next to come, if none does.
+    fn oldest(&self) -> u64 {
+        self.entries.front().map_or(self.newest + 1, |entry| entry.number)
+    }
+
     /// Whether a completion waits of which no event has told, and that is worth one to who armed it so.
     fn untold(&self, armed: Armed) -> bool {
-        let known = self.told.max(self.newest - self.entries.len() as u64);
+        let known = self.told.max(self.oldest() - 1);
         match armed {
             Armed::No => false,
             Armed::Solicited => self.solicited > known,
@@ -100,9 +112,18 @@ pub struct Cq {
     notify: Option<Box<dyn CqNotify>>,
     /// Entries in `ring`, readable without the lock.
     len: AtomicUsize,
-    /// Entries that left it.
-    taken: AtomicU64,
+    /// [`Ring::oldest`], readable without the lock.
+    oldest: AtomicU64,
     ring: Mutex<Ring>,
+}
+
+/// A completion was appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pushed {
+    /// Completions that were pushed before it, and itself.
+    pub number: u64,
+    /// When [`Cq::expire`] is to be called, if its event is held back until then.
+    pub alarm: Option<Time>,
 }
 
 /// A completion is lost: the CQ is full, or was.
@@ -129,7 +150,7 @@ impl Cq {
             vector,
             notify,
             len: AtomicUsize::new(0),
-            taken: AtomicU64::new(0),
+            oldest: AtomicU64::new(1),
             ring: Mutex::new(Ring {
                 entries,
                 capacity,
@@ -187,30 +208,26 @@ impl Cq {
         }
         let mut ring = self.ring.lock();
         let n = out.len().min(ring.entries.len());
-        for (slot, wc) in out.iter_mut().zip(ring.entries.drain(..n)) {
-            *slot = wc;
+        for (slot, entry) in out.iter_mut().zip(ring.entries.drain(..n)) {
+            *slot = entry.wc;
         }
         if ring.entries.is_empty() {
             // Start over at the front: a large CQ with few entries stays in the cache.
             ring.entries.clear();
         }
-        self.len.store(ring.entries.len(), Ordering::Release);
-        self.taken.fetch_add(n as u64, Ordering::Release);
+        self.publish(&ring);
         n
     }
 
-    /// How many completions the program has taken so far.
-    pub(crate) fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Acquire)
+    /// The number ([`Pushed::number`]) of the oldest completion that waits: those below are taken.
+    pub(crate) fn oldest(&self) -> u64 {
+        self.oldest.load(Ordering::Acquire)
     }
 
-    /// Completions that wait of the queue of `qpn` that `receives`, or of the one that sends.
-    pub(crate) fn count(&self, qpn: u32, receives: bool) -> usize {
-        if self.is_empty() {
-            return 0;
-        }
-        let of_queue = |wc: &&Wc| wc.qp_num == qpn && wc.opcode.is_receive() == receives;
-        self.ring.lock().entries.iter().filter(of_queue).count()
+    /// Tells those without the lock what the ring holds now.
+    fn publish(&self, ring: &Ring) {
+        self.oldest.store(ring.oldest(), Ordering::Release);
+        self.len.store(ring.entries.len(), Ordering::Release);
     }
 
     /// Asks for one event at the next completion, or the next that is solicited or an error.
@@ -237,9 +254,8 @@ impl Cq {
         self.ring.lock().armed != Armed::No
     }
 
-    /// Appends a completion. `solicited`: the sender asked for an event. Gives the time at which [`Cq::expire`] is to
-    /// be called, if its event is held back until then.
-    pub(crate) fn push(&self, wc: Wc, solicited: bool) -> Result<Option<Time>, Overrun> {
+    /// Appends a completion. `solicited`: the sender asked for an event.
+    pub(crate) fn push(&self, wc: Wc, solicited: bool) -> Result<Pushed, Overrun> {
         let mut ring = self.ring.lock();
         if ring.entries.len() >= ring.capacity || ring.overflow == Overflow::Failed {
             if ring.overflow != Overflow::Overwrites {
@@ -248,14 +264,14 @@ impl Cq {
                 return Err(Overrun { first });
             }
             ring.entries.pop_front();
-            self.taken.fetch_add(1, Ordering::Release);
         }
         ring.newest += 1;
         if solicited || wc.status != WcStatus::Success {
             ring.solicited = ring.newest;
         }
-        ring.entries.push_back(wc);
-        self.len.store(ring.entries.len(), Ordering::Release);
+        let number = ring.newest;
+        ring.entries.push_back(Entry { number, wc });
+        self.publish(&ring);
         let asked = match ring.armed {
             Armed::No => false,
             Armed::Solicited => ring.solicited == ring.newest,
@@ -266,9 +282,10 @@ impl Cq {
             ring.disarm();
             drop(ring);
             self.notify();
-            return Ok(None);
+            return Ok(Pushed { number, alarm: None });
         }
-        Ok(ring.event_at.filter(|_| before.is_none()))
+        let alarm = ring.event_at.filter(|_| before.is_none());
+        Ok(Pushed { number, alarm })
     }
 
     /// Raises an event that was held back until now.
@@ -314,12 +331,12 @@ impl Cq {
     fn retain(&self, keep: impl Fn(&Wc) -> bool) {
         let mut ring = self.ring.lock();
         let solicited = ring.untold(Armed::Solicited);
-        ring.entries.retain(keep);
+        ring.entries.retain(|entry| keep(&entry.wc));
         if solicited {
             // Which one it was is not known any more: it may be one that stays.
             ring.solicited = ring.newest;
         }
-        self.len.store(ring.entries.len(), Ordering::Release);
+        self.publish(&ring);
     }
 }
 
@@ -443,6 +460,7 @@ mod tests {
                 false,
             )
             .unwrap()
+            .alarm
         };
         let arm = || {
             cq.poll(&mut [Wc::default(); 8]);

@@ -141,7 +141,11 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
 ) -> *mut ibv_mr {
     make(|| {
         // SAFETY: the program passes a PD and device memory of this provider.
-        let (pd, dm) = unsafe { (Pd::of(public), Dm::of(dm)) };
+        let (pd, dm, one_context) =
+            unsafe { (Pd::of(public), Dm::of(dm), (*public).context == (*dm).context) };
+        if !one_context {
+            return Err(VerbsError::Invalid);
+        }
         let access = access as c_int;
         let rights = rights(access)?;
         let known = DEVICE_RIGHTS | Access::ZERO_BASED;

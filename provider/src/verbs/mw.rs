@@ -13,7 +13,7 @@ use super::qp::Qp;
 use super::uses::Use;
 use super::{make, verb};
 use crate::abi::private::verbs_mr;
-use crate::abi::verbs::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
+use crate::abi::verbs::{ibv_context, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
 
 /// A memory window; begins as `struct ibv_mw`.
 #[repr(C)]
@@ -65,12 +65,13 @@ pub(super) unsafe extern "C" fn dealloc_mw(public: *mut ibv_mw) -> c_int {
     })
 }
 
-/// A work request that binds a window under a new key. EINVAL: the window is not of this type, or what is asked is no
-/// matter of its. Whether the region, its rights and its range allow it shows when the work is done.
+/// A work request that binds a window under a new key. EINVAL: the window is not of this type or not of the context, or
+/// what is asked is no matter of its. Whether the region, its rights and its range allow it shows when the work is done.
 ///
 /// # Safety
 /// Window and region must be null or of this provider.
 pub(super) unsafe fn bind(
+    context: *mut ibv_context,
     mw: *mut ibv_mw,
     mw_type: MwType,
     rkey: u32,
@@ -83,6 +84,9 @@ pub(super) unsafe fn bind(
         .filter(|&access| RIGHTS.contains(access))
         .ok_or(VerbsError::Invalid)?;
     let one = mw_type == MwType::Type1;
+    if mw.public.context != context || mr.is_some_and(|mr| mr.mr.context != context) {
+        return Err(VerbsError::Invalid);
+    }
     if mw.public.mw_type != mw_type as u32
         || one && access.contains(Access::ZERO_BASED)
         || !one && (mr.is_none() || info.length == 0)
@@ -115,12 +119,13 @@ pub(super) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     verb(|| {
         // SAFETY: libibverbs passes a QP and a window of this provider.
-        let (qp, request, old) = unsafe { (Qp::of(public), &*bind_mw, (*mw).rkey) };
+        let (qp, context, request, old) =
+            unsafe { (Qp::of(public), (*public).context, &*bind_mw, (*mw).rkey) };
         let rkey = old & !0xff | old.wrapping_add(1) & 0xff;
         let wr = SendWr {
             wr_id: request.wr_id,
             // SAFETY: as above; the program passes a region or none.
-            operation: unsafe { bind(mw, MwType::Type1, rkey, &request.bind_info)? },
+            operation: unsafe { bind(context, mw, MwType::Type1, rkey, &request.bind_info)? },
             flags: SendFlags::from_bits_truncate(request.send_flags)
                 & (SendFlags::FENCE | SendFlags::SIGNALED),
             sges: &[],

@@ -118,18 +118,18 @@ pub(super) unsafe extern "C" fn alloc_pd(public: *mut ibv_context) -> *mut ibv_p
 
 /// Makes a parent domain, which may stand wherever the PD that it extends may.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     make(|| {
         // SAFETY: the program passes attributes.
         let attr = unsafe { &*attr };
         let known = WITH_ALLOCATORS | WITH_PD_CONTEXT | MAY_BE_UNPROTECTED;
-        if attr.pd.is_null() || attr.comp_mask & !known != 0 {
+        // SAFETY: the program passes a PD of this provider, and a thread domain or none.
+        let (pd, td) = unsafe { (Pd::in_context(attr.pd, &Context::of(context))?, Td::of(attr.td)) };
+        if attr.comp_mask & !known != 0 || td.is_some_and(|td| td.public.context != context) {
             return Err(VerbsError::Invalid);
         }
-        // SAFETY: the program passes a PD of this provider, and a thread domain or none.
-        let (pd, td) = unsafe { (Pd::of(attr.pd), Td::of(attr.td)) };
         let given = |bit| attr.comp_mask & bit != 0;
         let functions = attr.alloc.zip(attr.free).filter(|_| given(WITH_ALLOCATORS));
         let mut domain = Box::new(Pd {

@@ -8,6 +8,7 @@ use ferroce_engine::runtime::Guest;
 use ferroce_engine::verbs::VerbsError;
 
 use super::pd::Pd;
+use super::uses::Use;
 use crate::abi::verbs::{IBV_ALLOCATOR_USE_DEFAULT, ibv_alloc_fn, ibv_free_fn, ibv_pd};
 
 /// What allocators are asked for; the numbers have no driver's id in their upper half.
@@ -66,8 +67,8 @@ impl Allocator {
     }
 }
 
-/// Where memory came from: an allocator, or the heap.
-type Origin = Option<(Allocator, Resource)>;
+/// Where memory came from: the allocator of a domain that is in use until the memory is given back, or the heap.
+type Origin = Option<(Allocator, Resource, Use)>;
 
 /// An object, and behind it where its memory came from.
 #[repr(C)]
@@ -96,11 +97,13 @@ impl<T> Place<T> {
     /// The program's allocator may call verbs itself: no lock must be held.
     pub fn find(domain: Option<&Pd>, resource: Resource) -> Result<Place<T>, VerbsError> {
         let layout = Housed::<T>::LAYOUT;
-        let given = domain
-            .and_then(Pd::allocator)
-            .and_then(|allocator| Some((allocator.give(layout, resource)?, allocator)));
+        let given = domain.and_then(|domain| {
+            let allocator = domain.allocator()?;
+            let used = domain.enter();
+            Some((allocator.give(layout, resource)?, (allocator, resource, used)))
+        });
         let (at, from) = match given {
-            Some((at, allocator)) => (at, Some((allocator, resource))),
+            Some((at, from)) => (at, Some(from)),
             // SAFETY: the layout is not of zero bytes.
             None => (unsafe { alloc(layout) }.cast(), None),
         };
@@ -121,8 +124,8 @@ impl<T> Place<T> {
     }
 
     /// Puts the object there; [`remove`] takes it away.
-    pub fn put(self, object: T) -> *mut T {
-        let Place { at, from } = self;
+    pub fn put(mut self, object: T) -> *mut T {
+        let (at, from) = (self.at, self.from.take());
         std::mem::forget(self);
         // SAFETY: there is room, which nobody else has.
         unsafe { at.write(Housed { object, from }) };
@@ -133,7 +136,7 @@ impl<T> Place<T> {
 impl<T> Drop for Place<T> {
     fn drop(&mut self) {
         // SAFETY: it came from there, and nobody uses it.
-        unsafe { free(self.at, self.from) };
+        unsafe { free(self.at, self.from.take()) };
     }
 }
 
@@ -145,8 +148,8 @@ pub unsafe fn remove<T>(object: *mut T) {
     let at = object.cast::<Housed<T>>();
     // SAFETY: as the caller says; the object comes first.
     unsafe {
-        let from = (*at).from;
-        ptr::drop_in_place(at);
+        let from = (&raw const (*at).from).read();
+        ptr::drop_in_place(&raw mut (*at).object);
         free(at, from);
     }
 }
@@ -159,7 +162,7 @@ unsafe fn free<T>(at: *mut Housed<T>, from: Origin) {
     // SAFETY: as the caller says.
     unsafe {
         match from {
-            Some((allocator, resource)) => allocator.take(at.cast(), resource),
+            Some((allocator, resource, _used)) => allocator.take(at.cast(), resource),
             None => dealloc(at.cast(), Housed::<T>::LAYOUT),
         }
     }

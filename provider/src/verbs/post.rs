@@ -10,7 +10,7 @@ use super::mw;
 use super::qp::Qp;
 use super::srq::Srq;
 use super::verb;
-use crate::abi::verbs::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
+use crate::abi::verbs::{ibv_context, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 
 /// `IBV_QPT_UD`.
 const UD: u32 = 4;
@@ -32,11 +32,16 @@ unsafe fn sges<'a>(list: *const Sge, count: c_int, max: u32) -> Result<&'a [Sge]
     }
 }
 
-/// A send work request as the engine takes it.
+/// A send work request as the engine takes it. `context` and `qp_type` are those of the QP.
 ///
 /// # Safety
 /// What `wr` points to must be what its opcode and the type of QP ask for.
-unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr<'_>, VerbsError> {
+unsafe fn send_wr(
+    wr: &ibv_send_wr,
+    context: *mut ibv_context,
+    qp_type: u32,
+    max_sge: u32,
+) -> Result<SendWr<'_>, VerbsError> {
     // SAFETY: all members of the union are plain numbers, and the opcode says which is meant.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let operation = match wr.opcode {
@@ -70,7 +75,7 @@ unsafe fn send_wr(wr: &ibv_send_wr, qp_type: u32, max_sge: u32) -> Result<SendWr
         8 => {
             let bind = &wr.bind_mw;
             // SAFETY: as the caller says.
-            unsafe { mw::bind(bind.mw, MwType::Type2, bind.rkey, &bind.bind_info)? }
+            unsafe { mw::bind(context, bind.mw, MwType::Type2, bind.rkey, &bind.bind_info)? }
         }
         9 => Operation::SendInv(wr.imm_data),
         15 => Operation::AtomicWrite {
@@ -114,7 +119,7 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     verb(|| {
         // SAFETY: the program passes a QP of this provider.
-        let (qp, qp_type) = unsafe { (Qp::of(public), (*public).qp_type) };
+        let (qp, context, qp_type) = unsafe { (Qp::of(public), (*public).context, (*public).qp_type) };
         let posted = (|| {
             let engine = &qp.context.engine;
             let max_sge = engine.limits().max_sge;
@@ -123,7 +128,9 @@ pub(super) unsafe extern "C" fn post_send(
             // SAFETY: the program passes a list of work requests that fit the QP.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above.
-                session.post_send(now, qp.qpn, &unsafe { send_wr(request, qp_type, max_sge)? })?;
+                session.post_send(now, qp.qpn, &unsafe {
+                    send_wr(request, context, qp_type, max_sge)?
+                })?;
                 wr = request.next;
             }
             Ok(())

@@ -291,7 +291,7 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: the program calls it between `wr_start` and its end, with a window and a region of this provider.
     unsafe {
-        match mw::bind(mw, MwType::Type2, rkey, &*info) {
+        match mw::bind((*public).qp_base.context, mw, MwType::Type2, rkey, &*info) {
             Ok(operation) => begin(public, operation),
             Err(error) => with(public, |_, batch| batch.fail(error)),
         }

@@ -13,7 +13,7 @@ use crate::abi::verbs::{ibv_context, ibv_td, ibv_td_init_attr};
 /// A thread domain; begins as `struct ibv_td`.
 #[repr(C)]
 pub struct Td {
-    public: ibv_td,
+    pub(super) public: ibv_td,
     /// Parent domains with it.
     pub(super) uses: Uses,
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
-use super::sys;
+use ferroce_engine::link::udp::leave;
 
 /// A group that some socket has joined on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ struct Membership {
 /// Lets a socket leave every group. The kernel does not tell whose a membership is, so all there are are tried.
 pub fn leave_all(socket: BorrowedFd<'_>) -> io::Result<()> {
     for Membership { group, ifindex } in joined_by_anyone() {
-        match sys::leave_group(socket, group, ifindex) {
+        match leave(socket, group, ifindex) {
             // Not this socket's, or that of an interface that is just going, or of IPv6 where sockets are not.
             Err(error)
                 if matches!(

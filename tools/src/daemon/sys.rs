@@ -4,7 +4,6 @@
 
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val};
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `setsockopt` of a C integer.
@@ -39,31 +38,6 @@ pub fn has_filter(socket: BorrowedFd<'_>) -> io::Result<bool> {
         )
     };
     checked(result).map(|_| length > 0)
-}
-
-/// `IP_DROP_MEMBERSHIP` or `IPV6_DROP_MEMBERSHIP`.
-pub fn leave_group(socket: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
-    match group {
-        IpAddr::V4(group) => {
-            let request = libc::ip_mreqn {
-                imr_multiaddr: libc::in_addr {
-                    s_addr: u32::from_ne_bytes(group.octets()),
-                },
-                imr_address: libc::in_addr { s_addr: 0 },
-                imr_ifindex: ifindex as i32,
-            };
-            set_option(socket, libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP, &request)
-        }
-        IpAddr::V6(group) => {
-            let request = libc::ipv6_mreq {
-                ipv6mr_multiaddr: libc::in6_addr {
-                    s6_addr: group.octets(),
-                },
-                ipv6mr_interface: ifindex,
-            };
-            set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_DROP_MEMBERSHIP, &request)
-        }
-    }
 }
 
 fn set_option<T>(socket: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {

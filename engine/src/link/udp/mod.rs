@@ -24,6 +24,7 @@ use crate::memory::Fault;
 
 pub(crate) use membership::most_groups;
 pub use neighbour::Neighbours;
+pub use socket::leave;
 
 /// Bytes that the kernel counts for a received packet beyond its data: `struct sk_buff`.
 const SKB: usize = 256;

@@ -110,8 +110,8 @@ pub(super) fn join(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Resul
     )
 }
 
-/// Ends the membership.
-pub(super) fn leave(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
+/// Ends a socket's membership of a multicast group on an interface. EADDRNOTAVAIL: it is none.
+pub fn leave(fd: BorrowedFd<'_>, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change_membership(
         fd,
         group,
