@@ -198,7 +198,9 @@ static void empty(struct session *s)
         flow.messages[i].gather = i / 5;
     }
     run_flow(s, pair, &flow);
-    pair->remote.addr = 0x123, pair->remote.rkey = 0x456;
+    pair->remote.addr = 0x123;
+    if (!s->lossy) /* rxe looks at the key of a READ that comes twice */
+        pair->remote.rkey = 0x456;
     run_flow(s, pair, &flow);
     pair->remote = known;
 }

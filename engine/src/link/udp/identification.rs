@@ -27,7 +27,7 @@ const BEHIND: u16 = 64;
 /// What is known of the ids of one flow.
 #[derive(Clone, Copy, Default)]
 struct Flow {
-    /// Hash of the source address and port.
+    /// Hash of source address, source port and destination address.
     key: u64,
     last: u16,
     /// A refused id: if the next one continues it, the counter has jumped.
@@ -59,10 +59,11 @@ impl Identification {
     }
 
     /// Whether a packet with the ICRC `received` is good, given the ICRC that it would have with the id `assumed`
-    /// and that is another one. `now` is asked only for flows that count.
+    /// and that is another one. The flow is the sender's address and port and the address that it sends to: Linux counts
+    /// for each pair of addresses.
     pub fn accepts(
         &mut self,
-        source: (IpAddr, u16),
+        flow: (IpAddr, u16, IpAddr),
         total_len: u16,
         assumed: u16,
         received: u32,
@@ -81,7 +82,7 @@ impl Identification {
         if id == 0 {
             return true;
         }
-        let key = hash(source);
+        let key = hash(flow);
         let flow = &mut self.flows[key as usize % FLOWS];
         if flow.key != key {
             *flow = Flow {
@@ -127,10 +128,10 @@ fn follows(id: u16, last: u16, idle: u128) -> bool {
     u128::from(id.wrapping_sub(last)) <= ahead || last.wrapping_sub(id) <= BEHIND
 }
 
-fn hash(source: (IpAddr, u16)) -> u64 {
+fn hash(flow: (IpAddr, u16, IpAddr)) -> u64 {
     use std::hash::{Hash, Hasher};
     let mut hasher = FxHasher::default();
-    source.hash(&mut hasher);
+    flow.hash(&mut hasher);
     hasher.finish() | 1
 }
 
@@ -162,8 +163,12 @@ mod tests {
         }
 
         fn sends(&mut self, id: u16) -> bool {
-            let source = (IpAddr::from([10, 0, 0, 1]), 0xc000);
-            self.0.accepts(source, LEN, 3, icrc(id, 0), icrc(3, 0), || self.1)
+            self.sends_to([10, 0, 0, 2], id)
+        }
+
+        fn sends_to(&mut self, dest: [u8; 4], id: u16) -> bool {
+            let flow = (IpAddr::from([10, 0, 0, 1]), 0xc000, IpAddr::from(dest));
+            self.0.accepts(flow, LEN, 3, icrc(id, 0), icrc(3, 0), || self.1)
         }
     }
 
@@ -205,12 +210,22 @@ mod tests {
     }
 
     #[test]
+    fn each_destination_has_a_counter() {
+        let mut peer = Peer::new();
+        for id in 1..=100 {
+            assert!(peer.sends(id));
+            assert!(peer.sends_to([239, 7, 7, 1], 30_000 + id));
+        }
+        assert_eq!(peer.0.refused, 0);
+    }
+
+    #[test]
     fn damage_is_refused() {
         let mut identification = Identification::new();
-        let source = (IpAddr::from([10, 0, 0, 1]), 0xc000);
+        let flow = (IpAddr::from([10, 0, 0, 1]), 0xc000, IpAddr::from([10, 0, 0, 2]));
         for damage in 1..=255 {
             let now = || Duration::ZERO;
-            assert!(!identification.accepts(source, LEN, 0, icrc(77, 0), icrc(0, damage), now));
+            assert!(!identification.accepts(flow, LEN, 0, icrc(77, 0), icrc(0, damage), now));
         }
     }
 }

@@ -279,9 +279,9 @@ impl IcrcCheck for Segment<'_> {
         ) else {
             return false;
         };
-        let source = (packet.source, packet.source_port);
+        let flow = (packet.source, packet.source_port, packet.dest);
         let mut identification = self.identification.borrow_mut();
-        identification.accepts(source, total_len, self.index, received, computed, coarse_now)
+        identification.accepts(flow, total_len, self.index, received, computed, coarse_now)
     }
 }
 
