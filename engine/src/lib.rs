@@ -4,6 +4,7 @@
 //! packets, work requests and a [`time::Time`], and gives packets, completions, events and the next deadline.
 //! The other half drives it: [`link`]s move batches of packets, [`control`] talks to the daemon that owns the devices.
 
+pub mod cm;
 pub mod control;
 pub mod device;
 pub mod environment;
@@ -11,6 +12,7 @@ pub mod link;
 pub mod memory;
 mod qp;
 pub mod queue;
+pub mod rdma_cm;
 pub mod runtime;
 pub mod time;
 mod transport;

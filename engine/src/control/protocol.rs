@@ -23,9 +23,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceInfo, Refusal, Report};
+use crate::rdma_cm::{self, Answer, Command, Id, Keepsake};
 
 /// Version of the messages; both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Release of this build, shown when versions differ.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Name of the daemon's socket in the abstract namespace, which the kernel keeps per network namespace.
@@ -80,6 +81,15 @@ pub enum Request {
     },
     /// List the leases; answered by one [`Reply::Process`] for each and [`Reply::StatusEnd`].
     Status,
+    /// A command of RDMA CM; answered by [`Reply::CmDone`]. The ids of a connection are destroyed when it is closed.
+    Cm {
+        /// To be repeated in the answer.
+        sequence: u32,
+        /// The command.
+        command: Command,
+    },
+    /// Go on with the ids of an earlier daemon; answered by [`Reply::CmRestored`].
+    CmRestore(Vec<Keepsake>),
 }
 
 /// From the daemon.
@@ -116,6 +126,29 @@ pub enum Reply {
     StatusEnd(DaemonStatus),
     /// Done as asked.
     Done,
+    /// A command of RDMA CM was done, or failed.
+    CmDone {
+        /// The number that came with it.
+        sequence: u32,
+        /// What it gives.
+        result: Result<Answer, rdma_cm::Errno>,
+        /// To be kept from now on.
+        keepsakes: Vec<Keepsake>,
+    },
+    /// An event of RDMA CM.
+    CmEvent {
+        /// The event.
+        event: Box<rdma_cm::Event>,
+        /// To be kept from now on.
+        keepsakes: Vec<Keepsake>,
+    },
+    /// To be kept from now on.
+    CmKeepsakes(Vec<Keepsake>),
+    /// The ids of [`Request::CmRestore`] go on, but for these.
+    CmRestored {
+        /// Ids that are lost.
+        lost: Vec<Id>,
+    },
     /// Not done.
     Refused(Refusal),
 }

@@ -319,6 +319,9 @@ impl Server {
                 }),
             },
             Request::Status => return self.start_query(id),
+            Request::Cm { .. } | Request::CmRestore(_) => {
+                Reply::Refused(Refusal::Failed("RDMA CM is not there yet".to_owned()))
+            }
         };
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.send(&reply);
