@@ -14,6 +14,9 @@ pub const VERBS_ABI: &str = "6\n";
 /// device of this number, and its ioctls fail in a way that libibverbs knows (ENOTTY).
 const NULL_DEVICE: &str = "1:3\n";
 
+/// `abi_version` of `rdma_cm`: the only one that there is since 2006.
+const CM_ABI: &str = "4\n";
+
 /// A kernel shows a file for each index of the GID table, used or not. A few unused ones are enough
 /// to show that there are such, and much faster to make: libibverbs asks the provider, not the files.
 const SHOWN_GIDS: usize = 16;
@@ -29,6 +32,24 @@ pub enum Node {
 
 /// Nodes by path below the tree's root.
 pub type Picture = BTreeMap<String, Node>;
+
+/// What stands for RDMA CM, of which there is one for all devices: its device file, and what librdmacm reads of it.
+pub fn connection_manager() -> Picture {
+    let file = |name: &str, text: &str| {
+        (
+            format!("sys/class/misc/rdma_cm/{name}"),
+            Node::File(text.to_owned()),
+        )
+    };
+    Picture::from([
+        (
+            "dev/infiniband/rdma_cm".to_owned(),
+            Node::Link("/dev/null".to_owned()),
+        ),
+        file("abi_version", CM_ABI),
+        file("dev", NULL_DEVICE),
+    ])
+}
 
 /// Directory of the device in `class/infiniband`.
 pub fn device_directory(info: &DeviceInfo) -> String {

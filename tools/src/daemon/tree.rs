@@ -127,6 +127,9 @@ impl Tree {
             root.join("sys/class/infiniband_verbs/abi_version"),
             picture::VERBS_ABI,
         )?;
+        for (path, node) in &picture::connection_manager() {
+            make(&root.join(path), node)?;
+        }
         Ok(lock)
     }
 
@@ -423,11 +426,12 @@ mod tests {
             .join("sys/class/infiniband_verbs/uverbs3/device/numa_node");
         assert_eq!(fs::read_to_string(through).unwrap(), "-1\n");
         tree.remove(&info).unwrap();
-        for empty in ["sys/class/infiniband", "dev/infiniband", STAGING] {
+        // RDMA CM's device file is there whatever devices there are.
+        for (directory, left) in [("sys/class/infiniband", 0), ("dev/infiniband", 1), (STAGING, 0)] {
             assert_eq!(
-                fs::read_dir(tree.root().join(empty)).unwrap().count(),
-                0,
-                "{empty}"
+                fs::read_dir(tree.root().join(directory)).unwrap().count(),
+                left,
+                "{directory}"
             );
         }
         let root = tree.root().to_owned();
