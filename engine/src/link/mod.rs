@@ -15,13 +15,15 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::Fault;
 
 /// Bytes of the ICRC, the end of every packet.
 const ICRC_LEN: usize = ferroce_wire::packet::ICRC_LEN;
 
 /// Where a QP's packets go, and what their IP header says: an address handle, resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Path {
     /// The source address: that of the local GID (`sgid_index`).
     pub source: IpAddr,
