@@ -190,6 +190,7 @@ impl Side {
                     source: self.addr,
                     source_port: 0xc000,
                     dest: peer.addr,
+                    ifindex: 0,
                     traffic_class: 0,
                     hop_limit: 64,
                     data,

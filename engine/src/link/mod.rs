@@ -91,6 +91,8 @@ pub struct RxPacket<'a> {
     pub source_port: u16,
     /// The address it was sent to.
     pub dest: IpAddr,
+    /// Index of the interface it came by: tells equal link-local addresses apart. 0 where there are no interfaces.
+    pub ifindex: u32,
     /// Traffic class or type of service; the low two bits are ECN.
     pub traffic_class: u8,
     /// Hop limit or TTL as received.

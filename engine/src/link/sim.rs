@@ -549,6 +549,7 @@ impl Link for SimLink {
                 source,
                 source_port,
                 dest,
+                ifindex: 0,
                 traffic_class,
                 hop_limit,
                 data,

@@ -124,6 +124,7 @@ impl Captured {
             source: self.source,
             source_port: self.network.udp().unwrap().src_port,
             dest: self.dest,
+            ifindex: 0,
             traffic_class,
             hop_limit,
             data,

@@ -646,6 +646,7 @@ impl World {
                 source,
                 source_port: 0xc000,
                 dest: if to_group { GROUP } else { HERE },
+                ifindex: 0,
                 traffic_class: 0,
                 hop_limit: 64,
                 data,

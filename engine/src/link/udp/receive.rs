@@ -175,6 +175,7 @@ impl Receiver {
                     source,
                     source_port,
                     dest,
+                    ifindex: ancillary.ifindex,
                     traffic_class: ancillary.traffic_class,
                     hop_limit: ancillary.hop_limit,
                     data,

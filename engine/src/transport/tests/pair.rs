@@ -391,6 +391,7 @@ impl Side {
             source,
             source_port: 0xc000,
             dest: packet.path.dest,
+            ifindex: packet.path.ifindex,
             traffic_class: packet.path.traffic_class,
             hop_limit: packet.path.hop_limit,
             data: &packet.bytes,
