@@ -14,6 +14,7 @@ mod qp;
 pub mod queue;
 pub mod rdma_cm;
 pub mod runtime;
+mod signals;
 pub mod time;
 mod transport;
 pub mod verbs;

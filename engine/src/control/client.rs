@@ -17,11 +17,11 @@ use super::protocol::{self, Datagram, Hello, Reply, Request, Welcome};
 use super::{ControlError, DeviceInfo, Peer, Refusal, Report};
 
 /// Time from the end of a daemon to the first look for the next; doubled with each look.
-const FIRST_PATIENCE: Duration = Duration::from_millis(50);
+pub(super) const FIRST_PATIENCE: Duration = Duration::from_millis(50);
 /// Longest time between looks; a new daemon waits longer than that for its inheritance.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an answer of the daemon may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the daemon of this network namespace, for requests that are answered at once.
 #[derive(Debug)]
@@ -60,6 +60,11 @@ impl Client {
     /// What the daemon said of itself.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// The connection itself, which has been welcomed. Receiving and sending end after [`ANSWER_TIMEOUT`].
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 
     /// Keeps the connection open in a program that this process becomes.
@@ -421,7 +426,7 @@ fn decode(datagram: &Datagram) -> Result<Reply, ControlError> {
     protocol::decode(&datagram.bytes).ok_or(ControlError::Malformed("not of this protocol"))
 }
 
-fn io(what: &'static str) -> impl Fn(Errno) -> ControlError {
+pub(super) fn io(what: &'static str) -> impl Fn(Errno) -> ControlError {
     move |source| ControlError::Io {
         what,
         source: source.into(),

@@ -10,6 +10,7 @@ mod client;
 mod peer;
 pub mod protocol;
 mod rate;
+mod session;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use crate::environment;
 pub use client::{Client, Event, Lease};
 pub use peer::Peer;
 pub use rate::Rate;
+pub use session::{Connect, Listener, Session, Waiting};
 
 /// Number of the slot that belongs to the daemon itself (QP0 and QP1 live there).
 pub const DAEMON_SLOT: u8 = 0;

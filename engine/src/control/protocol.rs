@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, recv, recvmsg, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -300,6 +300,17 @@ pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Datagram, Err
     bytes.truncate(received.bytes);
     bytes.shrink_to_fit();
     Ok(Datagram { bytes, fds })
+}
+
+/// Receives one datagram into `buffer`, which has room for [`MAX_MESSAGE`] bytes, and gives its length: 0 if the peer
+/// closed the connection. Descriptors that came along are closed. An over-long one is `EMSGSIZE`.
+pub fn receive_into(socket: BorrowedFd<'_>, buffer: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
+    // With TRUNC the true length is told.
+    let (_, length) = recv(socket, &mut *buffer, flags | RecvFlags::TRUNC)?;
+    if length > buffer.len() {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(length)
 }
 
 /// Sends one message without descriptors.

@@ -21,6 +21,7 @@ use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
 use super::{Shared, clock};
+use crate::signals;
 
 /// How long a nap lasts: the longest that a packet waits when the application stops polling.
 const NAP: Duration = Duration::from_millis(1);
@@ -260,31 +261,6 @@ fn timespec(d: Duration) -> Timespec {
     Timespec {
         tv_sec: d.as_secs() as i64,
         tv_nsec: i64::from(d.subsec_nanos()),
-    }
-}
-
-/// Blocking signals around the start of a thread, which inherits the mask.
-mod signals {
-    use std::mem::MaybeUninit;
-
-    pub(super) fn block_all() -> libc::sigset_t {
-        let mut all = MaybeUninit::uninit();
-        let mut old = MaybeUninit::uninit();
-        // SAFETY: both sets are written before they are read; the calls can't fail with these arguments.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            // A fault in our own copies must still reach its handler: a blocked SIGSEGV kills.
-            for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
-                libc::sigdelset(all.as_mut_ptr(), fault);
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-            old.assume_init()
-        }
-    }
-
-    pub(super) fn restore(old: &libc::sigset_t) {
-        // SAFETY: `old` is a mask that `block_all` got from the kernel.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old, std::ptr::null_mut()) };
     }
 }
 
