@@ -5,21 +5,79 @@
 //! the peers are [`crate::cm`]'s.
 #![deny(unsafe_code)]
 
+mod address;
+mod attributes;
+mod bind;
+mod connect;
+mod datagram;
+mod devices;
+mod id;
 mod interface;
+mod keepsake;
+mod listen;
+mod multicast;
+mod ports;
+mod resolve;
+mod status;
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
+
+use crate::cm::{Cm, CommId, Way};
 use crate::control::DeviceInfo;
 use crate::link::Path;
 use crate::time::Time;
+use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, State};
+use ports::Ports;
 
 pub use interface::*;
 
 /// Number of a process's connection to the daemon.
 pub type Session = u32;
 
+/// A source of unguessable numbers.
+type Random = Arc<Mutex<Box<dyn FnMut() -> u64 + Send>>>;
+
 /// Ids, ports and connections of all processes of a host.
-pub struct RdmaCm {}
+pub struct RdmaCm {
+    random: Random,
+    cm: Cm,
+    devices: Vec<DeviceInfo>,
+    sessions: BTreeMap<Session, Process>,
+    ids: BTreeMap<Id, Identifier>,
+    comms: BTreeMap<CommId, Id>,
+    memberships: BTreeMap<MembershipId, Id>,
+    ports: Ports,
+    /// The number that the next id or membership gets, if it is free.
+    next_number: u32,
+    /// The number that the next question about an address gets.
+    next_token: u64,
+    /// The questions without an answer: of which id, and until when.
+    resolves: BTreeMap<u64, (Id, Time)>,
+    resolve_deadlines: BTreeSet<(Time, u64)>,
+    /// Ids that have changed in this call.
+    dirty: BTreeSet<Id>,
+    /// Ids that have gone in this call.
+    gone: Vec<(Session, Id)>,
+    /// What this call gives, but for keepsakes and MADs, which go first.
+    outputs: VecDeque<Output>,
+    /// What is to be polled.
+    ready: VecDeque<Output>,
+    /// MADs that came to a device that is not there.
+    misdirected: u64,
+}
+
+/// A process.
+#[derive(Debug, Default)]
+struct Process {
+    privileged: bool,
+    ids: BTreeSet<Id>,
+    /// Its ids and memberships.
+    held: usize,
+}
 
 /// What [`RdmaCm::poll`] gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,74 +183,403 @@ pub struct IdStatus {
 impl RdmaCm {
     /// One without devices and processes. `random` gives unguessable numbers (comm ids, PSNs, ports).
     pub fn new(random: Box<dyn FnMut() -> u64 + Send>) -> RdmaCm {
-        let _ = random;
-        todo!()
+        let random: Random = Arc::new(Mutex::new(random));
+        let shared = Arc::clone(&random);
+        let next_number = random.lock()() as u32;
+        RdmaCm {
+            cm: Cm::new(Box::new(move || shared.lock()())),
+            random,
+            devices: Vec::new(),
+            sessions: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            comms: BTreeMap::new(),
+            memberships: BTreeMap::new(),
+            ports: Ports::default(),
+            // Elsewhere than an earlier daemon, whose ids may come back.
+            next_number,
+            next_token: 1,
+            resolves: BTreeMap::new(),
+            resolve_deadlines: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            gone: Vec::new(),
+            outputs: VecDeque::new(),
+            ready: VecDeque::new(),
+            misdirected: 0,
+        }
     }
 
     /// The devices as they are now. What was bound to one that is missing has its [`EventKind::DeviceRemoval`].
     pub fn set_devices(&mut self, now: Time, devices: &[DeviceInfo]) {
-        let _ = (now, devices);
-        todo!()
+        self.devices_changed(devices);
+        self.settle(now);
     }
 
     /// A process has come. `privileged` may bind ports below 1024.
     pub fn open(&mut self, session: Session, privileged: bool) {
-        let _ = (session, privileged);
-        todo!()
+        self.sessions.entry(session).or_default().privileged = privileged;
     }
 
     /// A process is gone: its ids are destroyed, its connections closed.
     pub fn close(&mut self, now: Time, session: Session) {
-        let _ = (now, session);
-        todo!()
+        while let Some(id) = self
+            .sessions
+            .get(&session)
+            .and_then(|process| process.ids.first().copied())
+        {
+            self.destroy(now, id);
+        }
+        self.sessions.remove(&session);
+        self.settle(now);
+        self.ready.retain(|output| {
+            !matches!(output, Output::Event { session: of, .. } | Output::Keepsake { session: of, .. }
+                if *of == session)
+        });
     }
 
     /// Does what a process asks.
     ///
     /// # Errors
-    /// The errno that the kernel gives.
+    /// The errno that the kernel gives: ENOENT for ids that the process does not have, EIO for those whose device is gone,
+    /// EINVAL in the wrong state.
     pub fn command(&mut self, now: Time, session: Session, command: Command) -> Result<Answer, Errno> {
-        let _ = (now, session, command);
-        todo!()
+        // Most commands change their id, even where they fail: accept then rejects.
+        let id = subject(&command);
+        let result = self.carry_out(now, session, command);
+        self.dirty.extend(id);
+        self.settle(now);
+        result
+    }
+
+    fn carry_out(&mut self, now: Time, session: Session, command: Command) -> Result<Answer, Errno> {
+        match command {
+            Command::Create { port_space, qp_kind } => return self.create(session, port_space, qp_kind),
+            Command::Destroy { id } => {
+                self.own_any(session, id)?;
+                self.destroy(now, id);
+            }
+            Command::Bind { id, address } => self.bind(session, id, address)?,
+            Command::ResolveAddress {
+                id,
+                source,
+                dest,
+                timeout_ms,
+            } => self.resolve_address(now, session, id, (source, dest), timeout_ms)?,
+            Command::ResolveRoute { id, timeout_ms } => self.resolve_route(session, id, timeout_ms)?,
+            Command::Query { id } => {
+                let route = self.query(session, id)?;
+                return Ok(Answer::Route(Box::new(route)));
+            }
+            Command::QpAttributes { id, state } => {
+                let attributes = self.qp_attributes(session, id, state)?;
+                return Ok(Answer::QpAttributes(Box::new(attributes)));
+            }
+            Command::Connect { id, parameters, ece } => self.connect(now, session, id, &parameters, ece)?,
+            Command::Listen { id, backlog } => self.listen(session, id, backlog)?,
+            Command::Accept { id, parameters, ece } => {
+                self.accept(now, session, id, parameters.as_ref(), ece)?;
+            }
+            Command::Reject {
+                id,
+                reason,
+                private_data,
+            } => self.reject(now, session, id, reason, &private_data)?,
+            Command::Disconnect { id } => self.disconnect(now, session, id)?,
+            Command::Notify { id, event } => self.notify(now, session, id, event)?,
+            Command::SetOption { id, option } => self.set_option(session, id, option)?,
+            Command::Join {
+                id,
+                address,
+                send_only,
+            } => return self.join(session, id, address, send_only).map(Answer::Joined),
+            Command::Leave { membership } => self.leave(session, membership)?,
+            Command::Taken { id } => self.taken(session, id)?,
+        }
+        Ok(Answer::Done)
     }
 
     /// Takes an id over from an earlier daemon. False if it can not go on: the port is taken, the device is not there, or
     /// the bytes make no sense.
     pub fn restore(&mut self, now: Time, session: Session, keepsake: &Keepsake) -> bool {
-        let _ = (now, session, keepsake);
-        todo!()
+        let restored = self.take_over(now, session, keepsake).is_some();
+        self.settle(now);
+        restored
     }
 
     /// Takes a MAD.
     pub fn receive(&mut self, now: Time, arrival: &Arrival<'_>) {
-        let _ = (now, arrival);
-        todo!()
+        match self.way_back(arrival) {
+            Some(way) => self.cm.receive(now, &way, arrival.mad),
+            None => self.misdirected += 1,
+        }
+        self.settle(now);
+    }
+
+    fn way_back(&self, arrival: &Arrival<'_>) -> Option<Way> {
+        let device = self.devices.iter().find(|device| device.name == arrival.device)?;
+        Some(Way {
+            device: device.name.clone(),
+            path: Path {
+                source: arrival.dest,
+                dest: arrival.source,
+                ifindex: arrival.ifindex,
+                sgid_index: bind::gid_index(device, arrival.dest)?,
+                traffic_class: arrival.traffic_class,
+                hop_limit: resolve::HOP_LIMIT,
+                flow_label: arrival.flow_label,
+                service_level: 0,
+            },
+        })
     }
 
     /// Takes the answer to [`Output::Resolve`].
     pub fn resolved(&mut self, now: Time, token: u64, result: Result<Resolution, Errno>) {
-        let _ = (now, token, result);
-        todo!()
+        self.address_resolved(token, result);
+        self.settle(now);
     }
 
     /// Does what is due.
     pub fn timeout(&mut self, now: Time) {
-        let _ = now;
-        todo!()
+        self.cm.timeout(now);
+        self.expire_resolves(now);
+        self.settle(now);
     }
 
     /// When [`RdmaCm::timeout`] is to be called next.
     pub fn deadline(&self) -> Option<Time> {
-        todo!()
+        let resolve = self.resolve_deadlines.first().map(|(deadline, _)| *deadline);
+        [self.cm.deadline(), resolve].into_iter().flatten().min()
     }
 
     /// The next thing to do; to be called until it gives `None` after each of the other calls.
     pub fn poll(&mut self) -> Option<Output> {
-        todo!()
+        self.ready.pop_front()
     }
 
     /// All ids.
     pub fn status(&self) -> Vec<IdStatus> {
-        todo!()
+        self.ids
+            .iter()
+            .map(|(id, entry)| self.status_of(*id, entry))
+            .collect()
+    }
+
+    /// Counters of messages and drops by reason, added to `out` as (name, value).
+    pub fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
+        out("cm_misdirected", self.misdirected);
+        self.cm.counters(out);
+    }
+
+    fn create(&mut self, session: Session, port_space: PortSpace, qp_kind: QpKind) -> Result<Answer, Errno> {
+        if !self.sessions.contains_key(&session) {
+            return Err(libc::ENOENT);
+        }
+        if !self.has_room(session) {
+            return Err(libc::ENOMEM);
+        }
+        let qp_kind = match port_space {
+            PortSpace::Tcp => QpKind::Rc,
+            PortSpace::Udp | PortSpace::Ipoib => QpKind::Ud,
+            PortSpace::Ib => qp_kind,
+        };
+        let psn = self.random() as u32 & 0xff_ffff;
+        let id = self.add(session, Kept::new(port_space, qp_kind, psn));
+        Ok(Answer::Created(id))
+    }
+
+    /// Ends an id with all that it has.
+    fn destroy(&mut self, now: Time, id: Id) {
+        self.release(now, id);
+        if self.entry(id).kept.state == State::Listen {
+            for request in self.requests_of(id) {
+                self.destroy(now, request);
+            }
+        }
+        let Some(entry) = self.ids.remove(&id) else {
+            return;
+        };
+        if let Some(process) = self.sessions.get_mut(&entry.session) {
+            process.ids.remove(&id);
+        }
+        self.hold(entry.session, -1);
+        self.dirty.remove(&id);
+        self.gone.push((entry.session, id));
+    }
+
+    /// Lets go of all that an id has, and tells the peer.
+    fn release(&mut self, now: Time, id: Id) {
+        if let Some(comm) = self.entry_mut(id).comm.take() {
+            self.comms.remove(&comm);
+            self.cm.destroy(now, comm);
+        }
+        self.lose(id);
+    }
+
+    /// Lets go of question, port and groups.
+    fn lose(&mut self, id: Id) {
+        self.cancel_resolve(id);
+        self.release_port(id);
+        let entry = self.entry_mut(id);
+        let session = entry.session;
+        for membership in std::mem::take(&mut entry.kept.memberships).keys() {
+            self.memberships.remove(membership);
+            self.hold(session, -1);
+        }
+    }
+
+    /// The requests of a listener that its program has not got.
+    fn requests_of(&self, listener: Id) -> Vec<Id> {
+        let session = self.entry(listener).session;
+        let ids = self.sessions.get(&session).map(|process| &process.ids);
+        ids.into_iter()
+            .flatten()
+            .copied()
+            .filter(|id| self.entry(*id).kept.listener == Some(listener))
+            .collect()
+    }
+
+    /// The id, if the process has it and its device is not gone.
+    fn own(&self, session: Session, id: Id) -> Result<&Identifier, Errno> {
+        self.own_any(session, id)?;
+        let entry = self.entry(id);
+        if entry.kept.state == State::Removed {
+            Err(libc::EIO)
+        } else {
+            Ok(entry)
+        }
+    }
+
+    /// The id, if the process has it, and it is bound to a device.
+    fn own_bound(&self, session: Session, id: Id) -> Result<&Identifier, Errno> {
+        let entry = self.own(session, id)?;
+        if entry.kept.bound.is_none() {
+            Err(libc::EINVAL)
+        } else {
+            Ok(entry)
+        }
+    }
+
+    fn own_any(&self, session: Session, id: Id) -> Result<(), Errno> {
+        match self.ids.get(&id) {
+            Some(entry) if entry.session == session => Ok(()),
+            _ => Err(libc::ENOENT),
+        }
+    }
+
+    /// An id that is there.
+    fn entry(&self, id: Id) -> &Identifier {
+        self.ids.get(&id).expect("the id is in the table")
+    }
+
+    fn entry_mut(&mut self, id: Id) -> &mut Identifier {
+        self.ids.get_mut(&id).expect("the id is in the table")
+    }
+
+    fn is_privileged(&self, id: Id) -> bool {
+        let session = self.entry(id).session;
+        self.sessions
+            .get(&session)
+            .is_some_and(|process| process.privileged)
+    }
+
+    fn has_room(&self, session: Session) -> bool {
+        self.ids.len() < MAX_IDS
+            && self
+                .sessions
+                .get(&session)
+                .is_some_and(|process| process.held < MAX_IDS_OF_SESSION)
+    }
+
+    /// Counts what a process has.
+    fn hold(&mut self, session: Session, more: isize) {
+        if let Some(process) = self.sessions.get_mut(&session) {
+            process.held = process.held.saturating_add_signed(more);
+        }
+    }
+
+    /// Adds an id.
+    fn add(&mut self, session: Session, kept: Kept) -> Id {
+        let id = self.new_number();
+        self.insert(session, id, kept);
+        self.touch(id);
+        id
+    }
+
+    fn insert(&mut self, session: Session, id: Id, kept: Kept) {
+        let entry = Identifier {
+            session,
+            kept,
+            comm: None,
+            token: None,
+            kept_as: None,
+        };
+        self.ids.insert(id, entry);
+        self.sessions.entry(session).or_default().ids.insert(id);
+        self.hold(session, 1);
+    }
+
+    /// A number for an id or a membership: not one that was used lately.
+    fn new_number(&mut self) -> u32 {
+        loop {
+            let number = self.next_number;
+            self.next_number = number.wrapping_add(1);
+            if number != 0 && !self.is_used(number) {
+                return number;
+            }
+        }
+    }
+
+    fn is_used(&self, number: u32) -> bool {
+        self.ids.contains_key(&number) || self.memberships.contains_key(&number)
+    }
+
+    fn random(&self) -> u64 {
+        self.random.lock()()
+    }
+
+    /// Notes that an id has changed.
+    fn touch(&mut self, id: Id) {
+        self.dirty.insert(id);
+    }
+
+    fn push_event(&mut self, session: Session, event: Event) {
+        self.outputs.push_back(Output::Event { session, event });
+    }
+
+    /// Ends a call: follows what the connections tell, and lines up what is to be polled. Keepsakes go first, so that
+    /// nobody knows of a state that would not survive.
+    fn settle(&mut self, now: Time) {
+        while let Some(event) = self.cm.poll_event() {
+            self.comm_event(now, &event);
+        }
+        self.push_keepsakes(now);
+        while let Some(transmit) = self.cm.poll_transmit() {
+            self.ready.push_back(Output::Send {
+                device: transmit.way.device,
+                path: transmit.way.path,
+                mad: transmit.mad,
+            });
+        }
+        self.ready.append(&mut self.outputs);
+    }
+}
+
+/// The id that a command may change.
+fn subject(command: &Command) -> Option<Id> {
+    match *command {
+        Command::Create { .. } | Command::Leave { .. } | Command::Query { .. } => None,
+        Command::Destroy { id }
+        | Command::Bind { id, .. }
+        | Command::ResolveAddress { id, .. }
+        | Command::ResolveRoute { id, .. }
+        | Command::QpAttributes { id, .. }
+        | Command::Connect { id, .. }
+        | Command::Listen { id, .. }
+        | Command::Accept { id, .. }
+        | Command::Reject { id, .. }
+        | Command::Disconnect { id }
+        | Command::Notify { id, .. }
+        | Command::SetOption { id, .. }
+        | Command::Join { id, .. }
+        | Command::Taken { id } => Some(id),
     }
 }
