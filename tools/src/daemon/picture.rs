@@ -14,6 +14,8 @@ pub const VERBS_ABI: &str = "6\n";
 /// device of this number, and its ioctls fail in a way that libibverbs knows (ENOTTY).
 const NULL_DEVICE: &str = "1:3\n";
 
+/// Device number of `/dev/full`, which stands for `rdma_cm`.
+const FULL_DEVICE: &str = "1:7\n";
 /// `abi_version` of `rdma_cm`: the only one that there is since 2006.
 const CM_ABI: &str = "4\n";
 
@@ -34,6 +36,9 @@ pub enum Node {
 pub type Picture = BTreeMap<String, Node>;
 
 /// What stands for RDMA CM, of which there is one for all devices: its device file, and what librdmacm reads of it.
+///
+/// The device file is `/dev/full`: a librdmacm whose commands the provider does not see has them refused (ENOSPC), where
+/// `/dev/null` would take them and answer nothing.
 pub fn connection_manager() -> Picture {
     let file = |name: &str, text: &str| {
         (
@@ -44,10 +49,10 @@ pub fn connection_manager() -> Picture {
     Picture::from([
         (
             "dev/infiniband/rdma_cm".to_owned(),
-            Node::Link("/dev/null".to_owned()),
+            Node::Link("/dev/full".to_owned()),
         ),
         file("abi_version", CM_ABI),
-        file("dev", NULL_DEVICE),
+        file("dev", FULL_DEVICE),
     ])
 }
 
