@@ -7,238 +7,281 @@
 //! After each call, [`Cm::poll_transmit`] and [`Cm::poll_event`] give what there is to send and to know, and
 //! [`Cm::deadline`] when [`Cm::timeout`] is due. A comm id lives until [`Cm::destroy`], whatever happened to its
 //! connection, and gives no events from then on.
+//!
+//! Where Linux's `ib_cm` leaves a peer waiting, this does not: a REQ that comes again draws the REP again, a refusal is
+//! repeated for as long as timewait would take, who gives up says so, and DREQ is repeated even when its program is gone.
 #![deny(unsafe_code)]
 
+mod connection;
+mod counters;
+mod disconnect;
+mod handshake;
 mod interface;
+mod keep;
+mod refuse;
+mod sidr;
+mod tables;
+#[cfg(test)]
+mod tests;
 
-use ferroce_wire::cm::RejReason;
+use std::collections::VecDeque;
+
+use ferroce_wire::cm::{CmMad, CmMessage};
 
 use crate::time::Time;
+use connection::{Connection, Mad, Sending};
+use counters::Counters;
+use sidr::Exchanges;
+use tables::{Deadlines, Table};
 
 pub use interface::*;
 
 /// The connections and SIDR exchanges of a host.
-pub struct Cm {}
+pub struct Cm {
+    random: Box<dyn FnMut() -> u64 + Send>,
+    table: Table,
+    exchanges: Exchanges,
+    deadlines: Deadlines,
+    transmits: VecDeque<Transmit>,
+    events: VecDeque<Event>,
+    counters: Counters,
+}
 
 impl Cm {
     /// One without connections. `random` gives unguessable numbers.
     pub fn new(random: Box<dyn FnMut() -> u64 + Send>) -> Cm {
-        let _ = random;
-        todo!()
+        Cm {
+            random,
+            table: Table::default(),
+            exchanges: Exchanges::default(),
+            deadlines: Deadlines::default(),
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: Counters::default(),
+        }
     }
 
     /// Takes a MAD that came to QP 1. `way` is the way back: its source is the address that the MAD was sent to, its
     /// destination the sender's. What is not CM's, and what makes no sense, is counted and dropped.
     pub fn receive(&mut self, now: Time, way: &Way, mad: &[u8]) {
-        let _ = (now, way, mad);
-        todo!()
+        self.counters.cm_rx += 1;
+        let Ok(mad) = CmMad::parse(mad) else {
+            self.counters.cm_drop_malformed += 1;
+            return;
+        };
+        match &mad.message {
+            CmMessage::Req(req) => self.receive_req(now, way, &mad, req),
+            CmMessage::Mra(mra) => self.receive_mra(now, way, mra),
+            CmMessage::Rej(rej) => self.receive_rej(now, way, rej),
+            CmMessage::Rep(rep) => self.receive_rep(now, way, &mad, rep),
+            CmMessage::Rtu(rtu) => self.receive_rtu(way, rtu),
+            CmMessage::Dreq(dreq) => self.receive_dreq(now, way, mad.tid, dreq),
+            CmMessage::Drep(drep) => self.receive_drep(now, way, drep),
+            CmMessage::SidrReq(req) => self.receive_sidr_req(way, mad.tid, req),
+            CmMessage::SidrRep(rep) => self.receive_sidr_rep(way, &mad, rep),
+            CmMessage::Lap(lap) => self.receive_lap(way, mad.tid, lap),
+            // We send no LAP.
+            CmMessage::Apr(_) => self.counters.cm_drop_state += 1,
+        }
     }
 
     /// Does what is due: sends again, gives up, ends timewaits.
     pub fn timeout(&mut self, now: Time) {
-        let _ = now;
-        todo!()
+        while let Some(comm_id) = self.deadlines.due(now) {
+            if self.with(comm_id, |cm, it| cm.due(now, it)).is_none() {
+                self.exchange_due(now, comm_id);
+            }
+        }
     }
 
     /// When [`Cm::timeout`] is to be called next.
     pub fn deadline(&self) -> Option<Time> {
-        todo!()
+        self.deadlines.first()
     }
 
     /// The next MAD to be sent.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        todo!()
+        self.transmits.pop_front()
     }
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        todo!()
-    }
-
-    /// Asks for a connection: sends REQ.
-    ///
-    /// # Errors
-    /// EINVAL: private data too long, or a number does not fit its field.
-    pub fn request(&mut self, now: Time, parameters: &RequestParameters) -> Result<CommId, Errno> {
-        let _ = (now, parameters);
-        todo!()
-    }
-
-    /// Accepts a [`EventKind::Request`]: sends REP. [`EventKind::Ready`] follows.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, private data too long, or a number does not fit its field.
-    pub fn reply(&mut self, now: Time, comm_id: CommId, parameters: &ReplyParameters) -> Result<(), Errno> {
-        let _ = (now, comm_id, parameters);
-        todo!()
-    }
-
-    /// Goes along with a [`EventKind::Reply`]: sends RTU. The connection is established.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or more than 224 bytes of private data.
-    pub fn ready(&mut self, now: Time, comm_id: CommId, private_data: &[u8]) -> Result<(), Errno> {
-        let _ = (now, comm_id, private_data);
-        todo!()
-    }
-
-    /// Refuses what is not established yet: sends REJ. `info` is more about the reason, at most 72 bytes.
-    /// Only [`Cm::destroy`] is left.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or more than 148 bytes of private data.
-    pub fn reject(
-        &mut self,
-        now: Time,
-        comm_id: CommId,
-        reason: RejReason,
-        info: &[u8],
-        private_data: &[u8],
-    ) -> Result<(), Errno> {
-        let _ = (now, comm_id, reason, info, private_data);
-        todo!()
-    }
-
-    /// Refuses an [`EventKind::Request`] or [`EventKind::SidrRequest`] that never was anybody's: sends REJ with that
-    /// reason and no comm id of ours, or SIDR_REP with status 1. The comm id is gone with it.
-    pub fn refuse(&mut self, now: Time, comm_id: CommId, reason: RejReason) {
-        let _ = (now, comm_id, reason);
-        todo!()
-    }
-
-    /// Like [`Cm::delay`] without private data, but sends nothing until the peer repeats its message: then it learns
-    /// that a program is slow, and does not give up.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another.
-    pub fn delay_when_asked(&mut self, comm_id: CommId, service_timeout: u8) -> Result<(), Errno> {
-        let _ = (comm_id, service_timeout);
-        todo!()
-    }
-
-    /// Asks the peer for patience: sends MRA. The answer comes within 4.096 us x 2^`service_timeout`.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or more than 222 bytes of private data.
-    pub fn delay(
-        &mut self,
-        now: Time,
-        comm_id: CommId,
-        service_timeout: u8,
-        private_data: &[u8],
-    ) -> Result<(), Errno> {
-        let _ = (now, comm_id, service_timeout, private_data);
-        todo!()
-    }
-
-    /// Ends an established connection: sends DREQ. [`EventKind::Disconnected`] or [`EventKind::DisconnectTimeout`]
-    /// follows, and [`EventKind::TimewaitExit`].
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or more than 220 bytes of private data.
-    pub fn disconnect(&mut self, now: Time, comm_id: CommId, private_data: &[u8]) -> Result<(), Errno> {
-        let _ = (now, comm_id, private_data);
-        todo!()
-    }
-
-    /// Goes along with an [`EventKind::DisconnectRequested`]: sends DREP. [`EventKind::TimewaitExit`] follows.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or more than 224 bytes of private data.
-    pub fn answer_disconnect(
-        &mut self,
-        now: Time,
-        comm_id: CommId,
-        private_data: &[u8],
-    ) -> Result<(), Errno> {
-        let _ = (now, comm_id, private_data);
-        todo!()
-    }
-
-    /// The peer's data has come, so it is ready, whatever became of its RTU. [`EventKind::Established`] follows.
-    ///
-    /// # Errors
-    /// EISCONN: it is established. EINVAL: the state is another.
-    pub fn establish(&mut self, now: Time, comm_id: CommId) -> Result<(), Errno> {
-        let _ = (now, comm_id);
-        todo!()
-    }
-
-    /// Asks for a datagram service: sends SIDR_REQ.
-    ///
-    /// # Errors
-    /// EINVAL: private data too long.
-    pub fn sidr_request(&mut self, now: Time, parameters: &SidrParameters) -> Result<CommId, Errno> {
-        let _ = (now, parameters);
-        todo!()
-    }
-
-    /// Answers a [`EventKind::SidrRequest`]: sends SIDR_REP. Only [`Cm::destroy`] is left.
-    ///
-    /// # Errors
-    /// EINVAL: the state is another, or `info` or private data too long.
-    pub fn sidr_reply(
-        &mut self,
-        now: Time,
-        comm_id: CommId,
-        parameters: &SidrReplyParameters,
-    ) -> Result<(), Errno> {
-        let _ = (now, comm_id, parameters);
-        todo!()
-    }
-
-    /// Lets go of a comm id: the peer is told what the state demands (REJ, DREQ, DREP, SIDR_REP). DREQ is repeated and
-    /// timewait is kept in the background. Nothing happens to a comm id that is not known.
-    pub fn destroy(&mut self, now: Time, comm_id: CommId) {
-        let _ = (now, comm_id);
-        todo!()
-    }
-
-    /// Lets go of a comm id without a word to the peer: its device is gone.
-    pub fn forget(&mut self, comm_id: CommId) {
-        let _ = comm_id;
-        todo!()
+        self.events.pop_front()
     }
 
     /// What the queue pair is to be set to. `None` in a state in which the peer's part is not known.
     pub fn attributes(&self, comm_id: CommId) -> Option<Attributes> {
-        let _ = comm_id;
-        todo!()
+        self.table.get(comm_id).and_then(Connection::attributes)
     }
 
     /// The state; `None` of a comm id that is not known.
     pub fn state(&self, comm_id: CommId) -> Option<State> {
-        let _ = comm_id;
-        todo!()
+        let connection = self.table.get(comm_id).map(|it| (it.state, it.destroyed));
+        let exchange = || self.exchanges.get(comm_id).map(|it| (it.state, it.destroyed));
+        connection
+            .or_else(exchange)
+            .and_then(|(state, destroyed)| (!destroyed).then_some(state))
     }
 
     /// Where the peer is; `None` of a comm id that is not known.
     pub fn way(&self, comm_id: CommId) -> Option<&Way> {
-        let _ = comm_id;
-        todo!()
-    }
-
-    /// All that a later `Cm` must know to go on with a comm id; `None` of one that is not known.
-    pub fn export(&self, now: Time, comm_id: CommId) -> Option<Vec<u8>> {
-        let _ = (now, comm_id);
-        todo!()
-    }
-
-    /// Takes over what an earlier `Cm` has exported, with the same comm id. `None` if the bytes make no sense, or a
-    /// comm id is in use.
-    pub fn import(&mut self, now: Time, state: &[u8]) -> Option<CommId> {
-        let _ = (now, state);
-        todo!()
+        let exchange = || self.exchanges.get(comm_id).map(|it| &it.way);
+        self.table.get(comm_id).map(|it| &it.way).or_else(exchange)
     }
 
     /// All connections and exchanges, by comm id.
     pub fn status(&self) -> Vec<Status> {
-        todo!()
+        let mut all: Vec<Status> = self.table.iter().map(Connection::status).collect();
+        all.extend(self.exchanges.status());
+        all.sort_by_key(|status| status.comm_id);
+        all
     }
 
     /// Counters of messages and drops by reason, added to `out` as (name, value).
     pub fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
-        let _ = out;
-        todo!()
+        self.counters.each(out);
+    }
+
+    /// A number for something new: not 0, and not that of anything that is still there, timewait included.
+    fn new_comm_id(&mut self) -> CommId {
+        loop {
+            let comm_id = (self.random)() as u32;
+            if comm_id != 0 && !self.is_known(comm_id) {
+                return comm_id;
+            }
+        }
+    }
+
+    fn is_known(&self, comm_id: CommId) -> bool {
+        self.table.get(comm_id).is_some() || self.exchanges.get(comm_id).is_some()
+    }
+
+    fn new_tid(&mut self) -> u64 {
+        (self.random)()
+    }
+
+    /// Works on a connection. What it is at the end goes back into the table, unless it is gone.
+    fn with<R>(&mut self, comm_id: CommId, work: impl FnOnce(&mut Cm, &mut Connection) -> R) -> Option<R> {
+        let mut connection = self.table.take(comm_id)?;
+        self.deadlines.remove(comm_id, connection.deadline);
+        let result = work(self, &mut connection);
+        self.put(connection);
+        Some(result)
+    }
+
+    /// Works on a connection for its user.
+    fn with_users<R>(
+        &mut self,
+        comm_id: CommId,
+        work: impl FnOnce(&mut Cm, &mut Connection) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        match self.table.get(comm_id) {
+            Some(connection) if !connection.destroyed => {}
+            _ => return Err(libc::EINVAL),
+        }
+        self.with(comm_id, work).unwrap_or(Err(libc::EINVAL))
+    }
+
+    fn put(&mut self, mut connection: Box<Connection>) {
+        if connection.gone {
+            self.table.forget(&mut connection);
+            return;
+        }
+        self.deadlines.add(connection.comm_id, connection.deadline);
+        if let Some(oldest) = self.table.put(connection) {
+            self.counters.cm_forgotten += 1;
+            self.forget(oldest);
+        }
+    }
+
+    /// Works on the connection that a message names, if it is with the one who sent it.
+    fn with_peers(
+        &mut self,
+        comm_id: CommId,
+        way: &Way,
+        is_meant: impl FnOnce(&Connection) -> bool,
+        work: impl FnOnce(&mut Cm, &mut Connection),
+    ) {
+        match self.table.get(comm_id) {
+            Some(it) if !is_meant(it) => self.counters.cm_drop_unknown += 1,
+            None => self.counters.cm_drop_unknown += 1,
+            Some(it) if !it.is_with(way) => self.counters.cm_drop_peer += 1,
+            Some(_) => {
+                self.with(comm_id, work);
+            }
+        }
+    }
+
+    fn send(&mut self, way: &Way, mad: &Mad) {
+        self.counters.cm_tx += 1;
+        self.transmits.push_back(Transmit {
+            way: way.clone(),
+            mad: mad.0.clone(),
+        });
+    }
+
+    /// Sends what is to be answered.
+    fn ask(&mut self, now: Time, connection: &mut Connection, mad: Mad) {
+        self.send(&connection.way, &mad);
+        connection.deadline = Some(now + connection.interval);
+        connection.sending = Some(Sending {
+            mad,
+            interval: connection.interval,
+            retries: connection.max_retries,
+        });
+    }
+
+    /// Sends the answer to the peer's last message once more.
+    fn answer_again(&mut self, connection: &Connection) {
+        self.counters.cm_duplicates += 1;
+        if let Some(answer) = &connection.answer {
+            self.send(&connection.way, answer);
+        }
+    }
+
+    fn tell(&mut self, connection: &Connection, kind: EventKind) {
+        if !connection.destroyed {
+            self.events.push_back(Event {
+                comm_id: connection.comm_id,
+                kind,
+            });
+        }
+    }
+
+    /// The deadline of a connection has come.
+    fn due(&mut self, now: Time, connection: &mut Connection) {
+        connection.deadline = None;
+        match (connection.state, &mut connection.sending) {
+            (State::Timewait, _) => self.end_timewait(connection),
+            (State::Idle, _) => self.reset(connection),
+            (_, Some(sending)) if sending.retries > 0 => {
+                sending.retries -= 1;
+                connection.deadline = Some(now + sending.interval);
+                let mad = sending.mad.clone();
+                self.counters.cm_retries += 1;
+                self.send(&connection.way, &mad);
+            }
+            (_, Some(_)) => self.give_up(now, connection),
+            (_, None) => {}
+        }
+    }
+
+    /// Nobody has answered.
+    fn give_up(&mut self, now: Time, connection: &mut Connection) {
+        self.counters.cm_timeouts += 1;
+        let kind = match connection.state {
+            State::ReqSent | State::MraReqReceived => EventKind::RequestTimeout,
+            State::RepSent | State::MraRepReceived => EventKind::ReplyTimeout,
+            _ => {
+                self.enter_timewait(now, connection, None);
+                self.tell(connection, EventKind::DisconnectTimeout);
+                return;
+            }
+        };
+        // The peer may have heard us and wait; then it should not.
+        let rej = connection.rej_timeout();
+        self.send(&connection.way, &rej);
+        self.linger(now, connection, rej);
+        self.tell(connection, kind);
     }
 }
