@@ -1,6 +1,7 @@
 //! Connections: asking, accepting, rejecting and ending them.
 
 use ferroce_wire::cm::{IpHeader, IpPair, RejReason, SidrStatus};
+use ferroce_wire::gid::Gid;
 
 use super::id::{Kept, State};
 use super::listen::{SERVICE_TIMEOUT, data_offset};
@@ -319,12 +320,18 @@ pub(super) fn with_header(kept: &Kept, private_data: &[u8], room: usize) -> Resu
         return Err(libc::EINVAL);
     }
     let mut bytes = match (kept.source, kept.dest) {
-        (Some(Address::Ip(source)), Some(Address::Ip(dest))) => IpHeader {
-            src_port: source.port(),
-            addrs: IpPair::new(source.ip(), dest.ip()).ok_or(libc::EINVAL)?,
+        (Some(Address::Ip(source)), Some(Address::Ip(dest))) => {
+            let dest = match (dest.ip(), &kept.path) {
+                // What means this host is, to who listens, the address by which it was reached.
+                (ip, Some(path)) if ip.is_unspecified() || ip.is_loopback() => Gid(path.dest_gid).to_ip(),
+                (ip, _) => ip,
+            };
+            let header = IpHeader {
+                src_port: source.port(),
+                addrs: IpPair::new(source.ip(), dest).ok_or(libc::EINVAL)?,
+            };
+            header.to_bytes().to_vec()
         }
-        .to_bytes()
-        .to_vec(),
         _ => Vec::new(),
     };
     bytes.extend_from_slice(private_data);

@@ -19,6 +19,8 @@ mod multicast;
 mod ports;
 mod resolve;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;

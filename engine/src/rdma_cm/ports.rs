@@ -45,4 +45,10 @@ impl Ports {
             }
         }
     }
+
+    /// Whether no port has an owner.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
 }

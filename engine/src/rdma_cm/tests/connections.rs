@@ -1,0 +1,301 @@
+//! Connections without losses: what either side is told, step by step.
+
+use std::time::Duration;
+
+use super::world::{World, address, parameters};
+use crate::rdma_cm::{Command, Details, EventKind, IdOption, Parameters, PortSpace, TargetState};
+
+fn connection(details: &Details) -> &Parameters {
+    match details {
+        Details::Connection(parameters) => parameters,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn both_sides_learn_what_the_other_said() {
+    for to in ["10.0.0.2:7174", "[fd00::2]:7174", "[fe80::b%2]:7174"] {
+        let mut world = World::new(1);
+        let listener = world.listener(1, PortSpace::Tcp, "[::]:7174");
+        let client = world.route(0, PortSpace::Tcp, to);
+        world.connect(0, client, parameters(0x11)).unwrap();
+        let request = world.expect(1, EventKind::ConnectRequest);
+        assert_eq!(request.id, listener);
+        let server = request.new_id.unwrap();
+        world.command(1, Command::Taken { id: server }).unwrap();
+        let theirs = connection(&request.details);
+        // What one sends at once, the other takes at once.
+        assert_eq!((theirs.responder_resources, theirs.initiator_depth), (5, 3));
+        assert_eq!((theirs.retry_count, theirs.rnr_retry_count), (6, 7));
+        assert_eq!((theirs.qpn, theirs.flow_control, theirs.srq), (0x11, true, false));
+        assert_eq!(theirs.private_data.len(), 56);
+        assert_eq!(
+            theirs.private_data[..9],
+            [0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0]
+        );
+
+        let init = world.attributes(1, server, TargetState::Init).unwrap();
+        assert_eq!((init.mask, init.access, init.port), (0x39, 0xe, 1));
+        let rtr = world.attributes(1, server, TargetState::Rtr).unwrap();
+        assert_eq!(rtr.mask, 0x0012_9181);
+        assert_eq!((rtr.dest_qpn, rtr.path_mtu, rtr.max_dest_rd_atomic), (0x11, 3, 5));
+        let rts = world.attributes(1, server, TargetState::Rts).unwrap();
+        assert_eq!(rts.mask, 0x0001_2e01);
+        assert_eq!((rts.retry_count, rts.rnr_retry, rts.max_rd_atomic), (6, 7, 3));
+
+        let reply = Parameters {
+            responder_resources: 2,
+            initiator_depth: 1,
+            rnr_retry_count: 4,
+            private_data: vec![9; 196],
+            ..parameters(0x22)
+        };
+        world.accept(1, server, Some(reply)).unwrap();
+        let response = world.expect(0, EventKind::ConnectResponse);
+        let theirs = connection(&response.details);
+        assert_eq!((theirs.responder_resources, theirs.initiator_depth), (1, 2));
+        assert_eq!((theirs.qpn, theirs.rnr_retry_count), (0x22, 4));
+        assert_eq!(theirs.private_data, [9; 196]);
+
+        let ours = world.attributes(0, client, TargetState::Rtr).unwrap();
+        let sending = world.attributes(0, client, TargetState::Rts).unwrap();
+        let rts = world.attributes(1, server, TargetState::Rts).unwrap();
+        let rtr = world.attributes(1, server, TargetState::Rtr).unwrap();
+        assert_eq!(ours.dest_qpn, 0x22);
+        assert_eq!((ours.rq_psn, sending.sq_psn), (rts.sq_psn, rtr.rq_psn));
+        assert_eq!(ours.address.dest_gid, address(to).gid());
+        assert_eq!(ours.address.port, 1);
+        assert_eq!(ours.address.hop_limit, 64);
+
+        world.accept(0, client, None).unwrap();
+        world.expect(1, EventKind::Established);
+        for row in world.hosts.iter().flat_map(|host| host.cm.status()) {
+            assert!(["LISTEN", "CONNECTED"].contains(&row.state.as_str()), "{row:?}");
+        }
+
+        world.command(0, Command::Disconnect { id: client }).unwrap();
+        let end = world.expect(1, EventKind::Disconnected);
+        assert_eq!((end.id, end.status), (server, 0));
+        world.command(1, Command::Disconnect { id: server }).unwrap();
+        world.expect(0, EventKind::Disconnected);
+        world.expect(0, EventKind::TimewaitExit);
+        world.expect(1, EventKind::TimewaitExit);
+        world.finish();
+    }
+}
+
+#[test]
+fn a_rejection_has_reason_and_private_data() {
+    for (reason, shown) in [(0, 28), (28, 28), (35, 35)] {
+        let mut world = World::new(2);
+        world.listener(1, PortSpace::Tcp, "10.0.0.2:7174");
+        let client = world.route(0, PortSpace::Tcp, "10.0.0.2:7174");
+        world.connect(0, client, parameters(1)).unwrap();
+        let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+        let reject = |reason, len| Command::Reject {
+            id: server,
+            reason,
+            private_data: vec![7; len],
+        };
+        assert_eq!(world.command(1, reject(1, 0)), Err(libc::EINVAL));
+        assert_eq!(world.command(1, reject(reason, 149)), Err(libc::EINVAL));
+        world.command(1, reject(reason, 148)).unwrap();
+        let event = world.expect(0, EventKind::Rejected);
+        assert_eq!(event.status, shown);
+        assert_eq!(connection(&event.details).private_data, [7; 148]);
+        // What was rejected can not be accepted any more.
+        assert_eq!(world.accept(1, server, Some(parameters(2))), Err(libc::EINVAL));
+        world.finish();
+    }
+}
+
+#[test]
+fn private_data_has_exactly_its_room() {
+    let with = |len| Parameters {
+        private_data: vec![1; len],
+        ..parameters(1)
+    };
+    let mut world = World::new(3);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:1");
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:1");
+    assert_eq!(world.connect(0, client, with(57)), Err(libc::EINVAL));
+    world.connect(0, client, with(56)).unwrap();
+    let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    // As in the kernel, what can not be accepted is rejected.
+    assert_eq!(world.accept(1, server, Some(with(197))), Err(libc::EINVAL));
+    assert_eq!(world.expect(0, EventKind::Rejected).status, 28);
+    world.finish();
+}
+
+#[test]
+fn nobody_listens() {
+    let mut world = World::new(4);
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:9");
+    world.connect(0, client, parameters(1)).unwrap();
+    assert_eq!(world.expect(0, EventKind::Rejected).status, 8);
+    // One listens at the port, but not at the address.
+    world.hosts[1].devices[0]
+        .gids
+        .push(Some(crate::control::GidEntry::roce_v2(super::world::ip(
+            "10.0.0.3",
+        ))));
+    let devices = world.hosts[1].devices.clone();
+    let now = world.now;
+    world.hosts[1].cm.set_devices(now, &devices);
+    world.listener(1, PortSpace::Tcp, "10.0.0.3:9");
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:9");
+    world.connect(0, client, parameters(1)).unwrap();
+    assert_eq!(world.expect(0, EventKind::Rejected).status, 28);
+    world.finish();
+}
+
+#[test]
+fn a_peer_that_is_not_there() {
+    let mut world = World::new(5);
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:9");
+    world.lose = Box::new(|| Some(super::world::Fault::Lost));
+    let start = world.now;
+    world.connect(0, client, parameters(1)).unwrap();
+    let event = world.expect(0, EventKind::Unreachable);
+    assert_eq!(event.status, -libc::ETIMEDOUT);
+    assert!(world.now.since(start) < Duration::from_secs(180));
+    world.finish();
+}
+
+#[test]
+fn a_host_reaches_itself() {
+    use super::world::device;
+    for to in ["10.0.0.1:5", "127.0.0.1:5", "0.0.0.0:5", "[::1]:5"] {
+        let mut world = World::of(
+            6,
+            vec![vec![
+                device("lo", 1, &["127.0.0.1", "::1"]),
+                device("a", 2, &["10.0.0.1"]),
+            ]],
+        );
+        let listener = world.listener(0, PortSpace::Tcp, "[::]:5");
+        let client = world.route(0, PortSpace::Tcp, to);
+        world.connect(0, client, parameters(1)).unwrap();
+        let event = world.expect(0, EventKind::ConnectRequest);
+        assert_eq!(event.id, listener);
+        let server = event.new_id.unwrap();
+        world.accept(0, server, Some(parameters(2))).unwrap();
+        world.expect(0, EventKind::ConnectResponse);
+        world.accept(0, client, None).unwrap();
+        assert_eq!(world.expect(0, EventKind::Established).id, server);
+        world.command(0, Command::Destroy { id: client }).unwrap();
+        assert_eq!(world.expect(0, EventKind::Disconnected).id, server);
+        world.finish();
+    }
+}
+
+#[test]
+fn the_backlog_counts_what_is_not_taken() {
+    let mut world = World::new(7);
+    let listener = world.create(1, PortSpace::Tcp);
+    world.bind(1, listener, "0.0.0.0:5").unwrap();
+    world.listen(1, listener, 2).unwrap();
+    let clients: Vec<_> = (0..3)
+        .map(|n| {
+            let client = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+            world.connect(0, client, parameters(n + 1)).unwrap();
+            client
+        })
+        .collect();
+    let first = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    let second = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    world.run(Duration::from_secs(1));
+    assert!(world.hosts[1].events.is_empty(), "the third waits for room");
+    world.command(1, Command::Taken { id: first }).unwrap();
+    let third = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    // What is not taken dies with its listener.
+    world.command(1, Command::Destroy { id: listener }).unwrap();
+    world.run(Duration::from_secs(1));
+    let rejected: Vec<_> = world.hosts[0]
+        .events
+        .drain(..)
+        .map(|e| (e.id, e.status))
+        .collect();
+    assert_eq!(rejected, [(clients[1], 28), (clients[2], 28)]);
+    for (id, left) in [(first, true), (second, false), (third, false)] {
+        assert_eq!(world.command(1, Command::Query { id }).is_ok(), left);
+    }
+    world.finish();
+}
+
+#[test]
+fn data_may_come_before_the_rtu() {
+    let mut world = World::new(8);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+    world.connect(0, client, parameters(1)).unwrap();
+    let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    let notify = |event| Command::Notify { id: server, event };
+    assert_eq!(world.command(1, notify(4)), Err(libc::EINVAL));
+    world.accept(1, server, Some(parameters(2))).unwrap();
+    world.expect(0, EventKind::ConnectResponse);
+    assert_eq!(world.command(1, notify(7)), Err(libc::EINVAL));
+    world.command(1, notify(4)).unwrap();
+    world.expect(1, EventKind::Established);
+    assert_eq!(world.command(1, notify(4)), Err(libc::EISCONN));
+    world.accept(0, client, None).unwrap();
+    world.run(Duration::from_secs(100));
+    assert!(world.hosts[1].events.is_empty(), "it is told once");
+    world.finish();
+}
+
+#[test]
+fn options_show() {
+    let mut world = World::new(9);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let client = world.create(0, PortSpace::Tcp);
+    let set = |option| Command::SetOption { id: client, option };
+    world.command(0, set(IdOption::TypeOfService(0x68))).unwrap();
+    world.command(0, set(IdOption::AckTimeout(12))).unwrap();
+    world.resolve_to(0, client, "10.0.0.2:5");
+    assert_eq!(
+        world.command(0, set(IdOption::AddressFamilyOnly(true))),
+        Err(libc::EINVAL)
+    );
+    assert_eq!(
+        world.command(0, set(IdOption::ReuseAddress(false))),
+        Err(libc::EINVAL)
+    );
+    world.connect(0, client, parameters(1)).unwrap();
+    let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    world.accept(1, server, Some(parameters(2))).unwrap();
+    world.expect(0, EventKind::ConnectResponse);
+    let rts = world.attributes(0, client, TargetState::Rts).unwrap();
+    assert_eq!(rts.timeout, 12);
+    for (host, id) in [(0, client), (1, server)] {
+        let rtr = world.attributes(host, id, TargetState::Rtr).unwrap();
+        assert_eq!(rtr.address.traffic_class, 0x68);
+    }
+    world.finish();
+}
+
+#[test]
+fn events_of_a_request_that_is_not_accepted_say_nothing() {
+    let mut world = World::new(10);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+    world.connect(0, client, parameters(1)).unwrap();
+    let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+    world.command(0, Command::Destroy { id: client }).unwrap();
+    world.run(Duration::from_secs(1));
+    assert!(world.hosts[1].events.is_empty());
+    assert_eq!(world.accept(1, server, Some(parameters(2))), Err(libc::EINVAL));
+    world.finish();
+}
+
+#[test]
+fn connections_share_a_listener() {
+    let mut world = World::new(11);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let pairs: Vec<_> = (0..20).map(|_| world.connected("10.0.0.2:5")).collect();
+    for (client, server) in pairs {
+        world.command(1, Command::Destroy { id: server }).unwrap();
+        assert_eq!(world.expect(0, EventKind::Disconnected).id, client);
+    }
+    world.finish();
+}
