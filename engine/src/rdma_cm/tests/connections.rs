@@ -292,10 +292,26 @@ fn events_of_a_request_that_is_not_accepted_say_nothing() {
 fn connections_share_a_listener() {
     let mut world = World::new(11);
     world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
-    let pairs: Vec<_> = (0..20).map(|_| world.connected("10.0.0.2:5")).collect();
+    let pairs: Vec<_> = (1..21).map(|qpn| world.connected("10.0.0.2:5", qpn)).collect();
     for (client, server) in pairs {
         world.command(1, Command::Destroy { id: server }).unwrap();
         assert_eq!(world.expect(0, EventKind::Disconnected).id, client);
     }
+    world.finish();
+}
+
+#[test]
+fn a_queue_pair_that_connects_again_has_lost_its_peer() {
+    let mut world = World::new(12);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let (_, server) = world.connected("10.0.0.2:5", 9);
+    let again = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+    world.connect(0, again, parameters(9)).unwrap();
+    assert_eq!(world.expect(1, EventKind::Disconnected).id, server);
+    let events = [world.event(0), world.event(0)];
+    assert!(
+        events.iter().any(|event| event.id == again && event.status == 10),
+        "{events:?}"
+    );
     world.finish();
 }

@@ -476,13 +476,13 @@ impl World {
         }
     }
 
-    /// A connection: ids of both hosts.
-    pub fn connected(&mut self, to: &str) -> (Id, Id) {
+    /// A connection between queue pairs of that number: ids of both hosts.
+    pub fn connected(&mut self, to: &str, qpn: u32) -> (Id, Id) {
         let client = self.route(0, PortSpace::Tcp, to);
-        self.connect(0, client, parameters(0x11)).unwrap();
+        self.connect(0, client, parameters(qpn)).unwrap();
         let server = self.expect(1, EventKind::ConnectRequest).new_id.unwrap();
         self.command(1, Command::Taken { id: server }).unwrap();
-        self.accept(1, server, Some(parameters(0x22))).unwrap();
+        self.accept(1, server, Some(parameters(qpn))).unwrap();
         self.expect(0, EventKind::ConnectResponse);
         self.accept(0, client, None).unwrap();
         let event = self.expect(1, EventKind::Established);
