@@ -16,6 +16,9 @@ use crate::time::Time;
 /// The LID of paths without LIDs.
 const PERMISSIVE_LID: u16 = 0xffff;
 
+/// Longest time that a refusal is kept, and what has no user any more.
+pub(super) const MAX_LINGER: Duration = Duration::from_secs(120);
+
 /// Status of an APR: alternate paths are not supported.
 const APR_UNSUPPORTED: u8 = 2;
 
@@ -105,6 +108,8 @@ pub(super) struct Connection {
     pub ack_timeout: u8,
     /// From one try of a message to the next.
     pub interval: Duration,
+    /// How long a refusal is kept, to be repeated.
+    pub linger: Duration,
     pub max_retries: u8,
     /// The message that waits for its answer.
     pub sending: Option<Sending>,
@@ -121,6 +126,11 @@ pub(super) struct Connection {
 /// 4.096 us x 2^code, as Linux takes it: in milliseconds, at least one.
 pub(super) fn duration_of(code: u8) -> Duration {
     Duration::from_millis(1 << code.saturating_sub(8).min(31))
+}
+
+/// How long a refusal is kept for a peer that repeats its message at that interval: a few of its tries may be lost.
+fn linger(interval: Duration) -> Duration {
+    (interval * 4).min(MAX_LINGER)
 }
 
 /// The code of a local ACK timeout: of the peer's time to acknowledge and twice the life time of a packet. As one more
@@ -259,6 +269,7 @@ impl Connection {
             packet_rate: parameters.packet_rate,
             ack_timeout: (parameters.packet_life_time + 1).min(31),
             interval: flight + duration_of(parameters.remote_cm_response_timeout),
+            linger: linger(duration_of(parameters.local_cm_response_timeout)),
             max_retries: parameters.max_cm_retries,
             sending: None,
             answer: None,
@@ -269,6 +280,7 @@ impl Connection {
 
     /// One that begins with a peer's REQ.
     pub fn received(comm_id: CommId, tid: u64, way: Way, transport: Transport, req: &Req) -> Connection {
+        let flight = duration_of(req.primary.local_ack_timeout.saturating_sub(1)) * 2;
         Connection {
             comm_id,
             remote_comm_id: req.local_comm_id,
@@ -295,6 +307,7 @@ impl Connection {
             packet_rate: req.primary.packet_rate,
             ack_timeout: req.primary.local_ack_timeout.max(1),
             interval: duration_of(req.local_cm_response_timeout),
+            linger: linger(flight + duration_of(req.remote_cm_response_timeout)),
             max_retries: req.max_cm_retries,
             sending: None,
             answer: None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroce_wire::cm::{Drep, Dreq, Lap, RejReason};
 
 use super::Cm;
-use super::connection::{Connection, Mad, duration_of};
+use super::connection::{Connection, MAX_LINGER, Mad, duration_of};
 use super::interface::*;
 use crate::time::Time;
 
@@ -109,7 +109,12 @@ impl Cm {
             State::DreqReceived => connection
                 .drep(&[])
                 .map(|drep| self.send_drep(now, connection, drep)),
-            State::Timewait | State::SidrReqSent | State::SidrReqReceived => Ok(()),
+            State::Timewait => {
+                let latest = now + MAX_LINGER;
+                connection.deadline = connection.deadline.map(|time| time.min(latest));
+                Ok(())
+            }
+            State::SidrReqSent | State::SidrReqReceived => Ok(()),
         };
         debug_assert!(done.is_ok(), "messages without private data have room for it");
     }
@@ -231,7 +236,12 @@ impl Cm {
         connection.state = State::Timewait;
         connection.sending = None;
         connection.answer = answer;
-        connection.deadline = Some(now + duration_of(connection.ack_timeout));
+        let mut wait = duration_of(connection.ack_timeout);
+        if connection.destroyed {
+            // The peer chose the time, and nobody here waits for its end.
+            wait = wait.min(MAX_LINGER);
+        }
+        connection.deadline = Some(now + wait);
     }
 
     pub(super) fn end_timewait(&mut self, connection: &mut Connection) {

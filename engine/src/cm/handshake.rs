@@ -148,6 +148,7 @@ impl Cm {
                     self.send(&connection.way, &rep);
                 }
             }
+            State::Timewait if is_refused(connection) => self.answer_again(connection),
             State::Timewait => {
                 self.counters.cm_stale += 1;
                 let ids = (connection.comm_id, connection.remote_comm_id);
@@ -168,6 +169,11 @@ impl Cm {
     pub(super) fn receive_rep(&mut self, now: Time, way: &Way, mad: &CmMad, rep: &Rep) {
         // The same as before, once it is known who answers.
         let is_meant = |it: &Connection| it.active && [0, rep.local_comm_id].contains(&it.remote_comm_id);
+        if !self.table.get(rep.remote_comm_id).is_some_and(is_meant) {
+            let ids = (rep.remote_comm_id, rep.local_comm_id);
+            self.refuse_unknown(way, mad.tid, ids, Answered::Rep);
+            return;
+        }
         self.with_peers(rep.remote_comm_id, way, is_meant, |cm, it| match it.state {
             State::ReqSent | State::MraReqReceived => cm.take_rep(now, it, mad, rep),
             State::MraRepSent | State::Established | State::Idle => cm.answer_again(it),
@@ -205,8 +211,13 @@ impl Cm {
         self.tell(connection, EventKind::Reply(Box::new(reply)));
     }
 
-    pub(super) fn receive_rtu(&mut self, way: &Way, rtu: &Rtu) {
-        let is_meant = |it: &Connection| it.remote_comm_id == rtu.local_comm_id;
+    pub(super) fn receive_rtu(&mut self, way: &Way, tid: u64, rtu: &Rtu) {
+        let is_meant = |it: &Connection| !it.active && it.remote_comm_id == rtu.local_comm_id;
+        if !self.table.get(rtu.remote_comm_id).is_some_and(is_meant) {
+            let ids = (rtu.remote_comm_id, rtu.local_comm_id);
+            self.refuse_unknown(way, tid, ids, Answered::Other);
+            return;
+        }
         self.with_peers(rtu.remote_comm_id, way, is_meant, |cm, it| match it.state {
             State::RepSent | State::MraRepReceived => {
                 establish(it);
@@ -214,9 +225,7 @@ impl Cm {
                 cm.tell(it, EventKind::Ready { private_data });
             }
             // We have refused after all, and the peer has not heard it.
-            State::Timewait if it.answer.as_ref().is_some_and(|it| it.is(Rej::ATTRIBUTE_ID)) => {
-                cm.answer_again(it);
-            }
+            State::Timewait if is_refused(it) => cm.answer_again(it),
             State::Established => cm.counters.cm_duplicates += 1,
             _ => cm.counters.cm_drop_state += 1,
         });
@@ -243,6 +252,12 @@ fn establish(connection: &mut Connection) {
     connection.state = State::Established;
     connection.sending = None;
     connection.deadline = None;
+}
+
+/// Whether it ended by a REJ of ours.
+fn is_refused(connection: &Connection) -> bool {
+    let answer = connection.answer.as_ref();
+    answer.is_some_and(|it| it.is(Rej::ATTRIBUTE_ID))
 }
 
 /// Whether a REQ names the addresses that it has come from and to, and a known transport; or why it is refused.

@@ -9,7 +9,8 @@
 //! connection, and gives no events from then on.
 //!
 //! Where Linux's `ib_cm` leaves a peer waiting, this does not: a REQ that comes again draws the REP again, a refusal is
-//! repeated for as long as timewait would take, who gives up says so, and DREQ is repeated even when its program is gone.
+//! repeated for a while, who gives up says so, REP and RTU of no connection are refused, and DREQ is repeated even when its
+//! program is gone.
 #![deny(unsafe_code)]
 
 mod connection;
@@ -74,7 +75,7 @@ impl Cm {
             CmMessage::Mra(mra) => self.receive_mra(now, way, mra),
             CmMessage::Rej(rej) => self.receive_rej(now, way, rej),
             CmMessage::Rep(rep) => self.receive_rep(now, way, &mad, rep),
-            CmMessage::Rtu(rtu) => self.receive_rtu(way, rtu),
+            CmMessage::Rtu(rtu) => self.receive_rtu(way, mad.tid, rtu),
             CmMessage::Dreq(dreq) => self.receive_dreq(now, way, mad.tid, dreq),
             CmMessage::Drep(drep) => self.receive_drep(now, way, drep),
             CmMessage::SidrReq(req) => self.receive_sidr_req(way, mad.tid, req),

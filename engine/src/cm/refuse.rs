@@ -169,7 +169,7 @@ impl Cm {
         connection.state = State::Idle;
         connection.sending = None;
         connection.answer = Some(rej);
-        connection.deadline = Some(now + duration_of(connection.ack_timeout));
+        connection.deadline = Some(now + connection.linger);
     }
 
     /// Nothing is left of the connection but its number, if that has a user.
@@ -181,6 +181,12 @@ impl Cm {
         connection.answer = None;
         connection.deadline = None;
         connection.gone = connection.destroyed;
+    }
+
+    /// Refuses a message about a connection that is not there: a peer that believes in it learns so.
+    pub(super) fn refuse_unknown(&mut self, way: &Way, tid: u64, ids: (u32, u32), message: Answered) {
+        self.counters.cm_drop_unknown += 1;
+        self.refuse_message(way, tid, ids, message, RejReason::INVALID_COMM_ID, &[]);
     }
 
     /// Refuses a message on the spot; `ids` are ours and the peer's.

@@ -665,3 +665,62 @@ fn alternate_paths_are_declined() {
     pair.give(A, &mad);
     assert_eq!(pair.a.counter("cm_drop_state"), 1);
 }
+
+#[test]
+fn who_believes_in_a_connection_that_is_not_there_learns_so() {
+    let mut pair = Pair::new();
+    let (a, _) = pair.reply();
+    pair.a.cm.forget(a);
+    pair.wait(B);
+    assert_eq!(pair.bring(B), ["REP"]);
+    assert_eq!(pair.bring(A), ["REJ"]);
+    let unknown = |events: Vec<EventKind>| matches!(&events[..], [EventKind::Rejected(it)] if it.reason == RejReason::INVALID_COMM_ID);
+    assert!(unknown(pair.b.events()));
+
+    let mut pair = Pair::new();
+    let (a, b) = pair.reply();
+    pair.b.cm.forget(b);
+    pair.a.cm.ready(pair.now, a, &[]).unwrap();
+    assert_eq!(pair.bring(A), ["RTU"]);
+    assert_eq!(pair.bring(B), ["REJ"]);
+    assert!(unknown(pair.a.events()));
+    assert_eq!(pair.a.cm.state(a), Some(State::Timewait));
+    pair.ends_empty();
+}
+
+#[test]
+fn a_request_that_comes_too_late_makes_nothing() {
+    let mut pair = Pair::new();
+    let request = pair.request_parameters();
+    let a = pair.a.cm.request(pair.now, &request).unwrap();
+    let req = only(pair.sent(A));
+    pair.give(B, &req);
+    let b = pair.b.event().comm_id;
+    let reply = pair.reply_parameters();
+    pair.b.cm.reply(pair.now, b, &reply).unwrap();
+    pair.bring(B);
+    pair.a.cm.ready(pair.now, a, &[]).unwrap();
+    pair.bring(A);
+    pair.a.cm.disconnect(pair.now, a, &[]).unwrap();
+    pair.bring(A);
+    pair.b.cm.answer_disconnect(pair.now, b, &[]).unwrap();
+    pair.bring(B);
+    pair.give(B, &req);
+    let rej = message!(only(pair.sent(B)), Rej);
+    assert_eq!(rej.reason, RejReason::STALE_CONNECTION);
+    pair.a.events();
+    pair.b.events();
+    // Timewait is over, too.
+    pair.wait(A);
+    pair.wait(B);
+    pair.a.cm.destroy(pair.now, a);
+    pair.b.cm.destroy(pair.now, b);
+    pair.b.events();
+    pair.give(B, &req);
+    let b = pair.b.event().comm_id;
+    pair.b.cm.reply(pair.now, b, &reply).unwrap();
+    pair.bring(B);
+    pair.bring(A);
+    assert!(matches!(only(pair.b.events()), EventKind::Rejected(_)));
+    pair.ends_empty();
+}

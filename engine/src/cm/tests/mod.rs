@@ -1,6 +1,10 @@
 //! Two `Cm`s that are joined by hand, and what each rule of the protocol makes of it.
 
+mod disconnect;
 mod handshake;
+mod keep;
+mod limits;
+mod sidr;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
