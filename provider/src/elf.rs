@@ -155,6 +155,24 @@ impl Object {
     /// # Safety
     /// `function` must be callable as what the object takes `symbol` for, and stay loaded.
     pub unsafe fn redirect(&self, symbol: &CStr, function: *const c_void) -> io::Result<usize> {
+        let slots = self.slots(symbol);
+        for slot in &slots {
+            // SAFETY: this is a slot of the symbol; the caller vouches for the function.
+            unsafe { self.set(*slot, function)? };
+        }
+        Ok(slots.len())
+    }
+
+    /// Where the object's own calls of `symbol` go now; before the first call, that may be the object itself.
+    pub fn target(&self, symbol: &CStr) -> Option<*const c_void> {
+        let slot = *self.slots(symbol).first()?;
+        // SAFETY: a slot of this object's table, which is always readable.
+        let target = unsafe { &*(slot as *const std::sync::atomic::AtomicPtr<c_void>) };
+        Some(target.load(std::sync::atomic::Ordering::Acquire).cast_const())
+    }
+
+    /// The entries of its global offset table by which it reaches `symbol`.
+    fn slots(&self, symbol: &CStr) -> Vec<usize> {
         let (mut symbols, mut strings) = (0, 0);
         let (mut plt, mut plt_size, mut rela, mut rela_size) = (0, 0, 0, 0);
         for (tag, value) in self.dynamic() {
@@ -168,7 +186,7 @@ impl Object {
                 _ => {}
             }
         }
-        let mut changed = 0;
+        let mut slots = Vec::new();
         for (table, size) in [(plt, plt_size), (rela, rela_size)] {
             if table == 0 {
                 continue;
@@ -186,13 +204,11 @@ impl Object {
                 // SAFETY: symbols have NUL terminated names in the string table.
                 let name = unsafe { CStr::from_ptr((strings as *const c_char).add(name as usize)) };
                 if name == symbol {
-                    // SAFETY: this is the slot of the symbol; the caller vouches for the function.
-                    unsafe { self.set(self.base + relocation.offset as usize, function)? };
-                    changed += 1;
+                    slots.push(self.base + relocation.offset as usize);
                 }
             }
         }
-        Ok(changed)
+        slots
     }
 
     /// Addresses in the dynamic section are relocated by glibc, and not by every other linker.
@@ -272,6 +288,7 @@ mod tests {
         assert!(changed > 0);
         // SAFETY: getppid has no preconditions.
         assert_eq!(unsafe { libc::getppid() }, -7);
+        assert_eq!(program.target(c"getppid"), Some(other as *const c_void));
     }
 
     #[test]

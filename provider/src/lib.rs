@@ -2,6 +2,7 @@
 //!
 //! libibverbs loads the library for the sake of its constructor, which finds the libibverbs of the process, learns
 //! its release, answers the calls that it would make to a kernel ([`hooks`]), and registers the driver ([`verbs`]).
+//! librdmacm has no drivers: what it asks of the kernel is answered too ([`ucma`]).
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the tables of libibverbs' interface are those of 64-bit machines");
@@ -11,6 +12,7 @@ pub mod elf;
 pub mod guard;
 pub mod hooks;
 pub mod report;
+pub mod ucma;
 pub mod verbs;
 
 use std::collections::BTreeSet;
@@ -39,7 +41,8 @@ static CONSTRUCTOR: extern "C" fn() = {
     constructor
 };
 
-/// Serves every libibverbs of the process that it knows and has not met yet, and says why it does not serve another.
+/// Serves every libibverbs of the process that it knows and has not met yet, and says why it does not serve another;
+/// and every librdmacm.
 ///
 /// libibverbs loads the file that is named after its private interface. One of another interface has another file
 /// loaded, and that serves it: two would not know each other's descriptors.
@@ -50,6 +53,12 @@ fn serve() {
     let own = file().and_then(interface_of);
     for object in elf::loaded() {
         let Some(private) = private_number(&object) else {
+            if hooks::rdmacm::is_librdmacm(&object)
+                && MET.lock().insert(object.base())
+                && let Err(error) = hooks::rdmacm::install(&object, file())
+            {
+                say(format_args!("{} can't be hooked: {error}", object.path.display()));
+            }
             continue;
         };
         // The lock is left before the dynamic linker is called, whose own one a caller may hold.

@@ -1,44 +1,13 @@
 //! Compares every structure of `abi::verbs` with the installed `infiniband/verbs.h`, by a C program.
 
-use std::fmt::Write as _;
+mod c;
+
 use std::mem::{offset_of, size_of};
-use std::process::Command;
 
 use ferroce_engine::verbs::Sge;
 use ferroce_provider::abi::verbs::*;
 
-/// One number that the C program and this crate must agree on.
-struct Check {
-    expression: String,
-    ours: usize,
-}
-
-/// Lists sizes of structures and offsets of their members; `rust = c` where the names differ.
-macro_rules! checks {
-    ($($structure:ident $(($size:ident))? { $($member:ident $(= $name:literal)?),* $(,)? })*) => {{
-        let mut checks = Vec::new();
-        $(
-            let name = checks!(@structure $structure);
-            $(
-                let member = checks!(@name $member $($name)?);
-                checks.push(Check {
-                    expression: format!("offsetof(struct {name}, {member})"),
-                    ours: offset_of!($structure, $member),
-                });
-            )*
-            if !checks!(@grown $($size)?) {
-                checks.push(Check { expression: format!("sizeof(struct {name})"), ours: size_of::<$structure>() });
-            }
-        )*
-        checks
-    }};
-    (@structure Sge) => { "ibv_sge" };
-    (@structure $structure:ident) => { stringify!($structure) };
-    (@name $member:ident) => { stringify!($member) };
-    (@name $member:ident $name:literal) => { $name };
-    (@grown) => { false };
-    (@grown grown) => { true };
-}
+use c::{Check, ask_c, checks, compare};
 
 fn all() -> Vec<Check> {
     checks! {
@@ -201,56 +170,18 @@ fn nested() -> Vec<Check> {
     ]
 }
 
-/// Compiles and runs the C program `name` that prints the value of each expression on its own line.
-fn ask_c(name: &str, expressions: &[&str]) -> Vec<usize> {
-    let mut source = String::from("#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
-    for expression in expressions {
-        writeln!(source, "printf(\"%zu\\n\", (size_t)({expression}));").unwrap();
-    }
-    source.push_str("return 0; }\n");
-    let base = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let file = base.with_extension("c");
-    std::fs::write(&file, source).unwrap();
-    let compiled = Command::new("cc").arg("-o").arg(&base).arg(&file).status();
-    assert!(
-        compiled.is_ok_and(|status| status.success()),
-        "this test needs a C compiler and infiniband/verbs.h (Debian: gcc, libibverbs-dev)"
-    );
-    let output = Command::new(&base).output().unwrap();
-    std::fs::remove_file(&base).unwrap();
-    std::fs::remove_file(&file).unwrap();
-    String::from_utf8(output.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| line.parse().unwrap())
-        .collect()
-}
-
 #[test]
 fn structures_are_laid_out_as_in_the_installed_header() {
     let mut checks = all();
     checks.extend(nested());
-    let theirs = ask_c(
-        "structures",
-        &checks
-            .iter()
-            .map(|check| check.expression.as_str())
-            .collect::<Vec<_>>(),
-    );
-    assert_eq!(theirs.len(), checks.len());
-    let wrong: Vec<_> = checks
-        .iter()
-        .zip(theirs)
-        .filter(|(check, theirs)| check.ours != *theirs)
-        .map(|(check, theirs)| format!("{}: {theirs}, here {}", check.expression, check.ours))
-        .collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    compare("structures", "infiniband/verbs.h", &checks);
 }
 
 #[test]
 fn the_version_table_agrees_with_the_installed_header() {
     let theirs = ask_c(
         "versions",
+        "infiniband/verbs.h",
         &[
             "sizeof(struct verbs_context)",
             "offsetof(struct verbs_context, context)",

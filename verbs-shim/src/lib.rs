@@ -1,7 +1,7 @@
 //! `libferroce_shim.so`: shows programs the devices of `ferroced` where they look for a kernel's.
 //!
-//! Preloaded by `ferroce run`. A path below `/sys/class/infiniband`, `/sys/class/infiniband_verbs`
-//! or `/dev/infiniband` that exists in the daemon's tree is looked up there instead; every other
+//! Preloaded by `ferroce run`. A path below `/sys/class/infiniband`, `/sys/class/infiniband_verbs`,
+//! `/sys/class/misc/rdma_cm` or `/dev/infiniband` that exists in the daemon's tree is looked up there instead; every other
 //! path, and everything that is not a path, stays as it is. The hooks allocate nothing, take no
 //! lock and keep `errno`, so that they may run in signal handlers and after `vfork`.
 

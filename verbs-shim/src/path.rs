@@ -4,10 +4,11 @@ use std::ffi::c_char;
 use std::sync::OnceLock;
 
 /// Directories that the tree pictures.
-const ROOTS: [&[&[u8]]; 3] = [
+const ROOTS: [&[&[u8]]; 4] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
     &[b"dev", b"infiniband"],
+    &[b"sys", b"class", b"misc", b"rdma_cm"],
 ];
 
 /// Longest redirected path, tree and final zero included. Kept small, as a hook may run on the
@@ -85,6 +86,8 @@ mod tests {
             "//sys//class/./infiniband/x/ports",
             "/sys/class/infiniband_verbs/abi_version",
             "/dev/infiniband/uverbs0",
+            "/dev/infiniband/rdma_cm",
+            "/sys/class/misc/rdma_cm/abi_version",
         ] {
             assert!(is_ours(ours.as_bytes()), "{ours}");
         }
@@ -94,6 +97,8 @@ mod tests {
             "sys/class/infiniband",
             "/sys/class",
             "/sys/class/infiniband_mad/abi_version",
+            "/sys/class/misc",
+            "/sys/class/misc/fuse",
             "/sys/class/infiniband2",
             "/sys/../sys/class/infiniband",
             "/dev/infinibandx/uverbs0",

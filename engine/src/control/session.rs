@@ -173,6 +173,11 @@ impl Session {
         }
     }
 
+    /// Has no later daemon hear of an id.
+    pub fn forget(&self, id: Id) {
+        self.0.link.lock().forget(id);
+    }
+
     /// The descriptor of the connection, -1 without one; takes no lock. For a forked child, which must close it.
     pub fn descriptor(&self) -> RawFd {
         self.0.number.load(Ordering::Relaxed)

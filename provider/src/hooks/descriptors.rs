@@ -22,14 +22,20 @@ pub trait Descriptor: Any + Send + Sync {
     unsafe fn ioctl(&self, _request: c_ulong, _argument: *mut c_void) -> Option<Result<(), c_int>> {
         None
     }
+
+    /// The program has closed it: nothing answers for it any more.
+    fn closed(&self) {}
 }
 
 static DESCRIPTORS: Mutex<BTreeMap<RawFd, Arc<dyn Descriptor>>> = Mutex::new(BTreeMap::new());
 
-/// Makes `descriptor` answer for `fd`, until libibverbs closes it.
+/// Makes `descriptor` answer for `fd`, until the library that has it closes it.
 pub fn insert(fd: RawFd, descriptor: Arc<dyn Descriptor>) {
     let old = DESCRIPTORS.lock().insert(fd, descriptor);
-    drop(old); // outside of the lock: it may close descriptors
+    // Outside of the lock, as it may close descriptors. The program must have closed it behind the library's back.
+    if let Some(old) = old {
+        old.closed();
+    }
 }
 
 /// What answers for `fd`.

@@ -2,10 +2,12 @@
 //!
 //! A few calls of libibverbs have no op in the provider: they write to the command descriptor, or ask it by ioctl.
 //! The provider redirects libibverbs' own calls of `write`, `ioctl` and `close` to the functions below, which look
-//! whether the descriptor is one of [`descriptors`], and otherwise do what the C library does.
+//! whether the descriptor is one of [`descriptors`], and otherwise do what the C library does. Those of librdmacm are
+//! in [`rdmacm`].
 
 pub mod command;
 pub mod descriptors;
+pub mod rdmacm;
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::io;
@@ -71,12 +73,14 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     }
 }
 
-/// `close(2)` for libibverbs: frees what belongs to the descriptor.
+/// `close(2)` for libibverbs and librdmacm: frees what belongs to the descriptor.
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     guard((), || {
         let _guest = Guest::enter();
         // First: the number may be used again as soon as it is closed.
-        drop(descriptors::remove(fd));
+        if let Some(descriptor) = descriptors::remove(fd) {
+            descriptor.closed();
+        }
     });
     // SAFETY: as the caller's call.
     unsafe { libc::close(fd) }
