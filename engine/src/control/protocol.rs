@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceInfo, Refusal, Report};
-use crate::rdma_cm::{self, Answer, Command, Id, Keepsake};
+use crate::rdma_cm::{self, Answer, Command, Id, IdStatus, Keepsake};
 
 /// Version of the messages; both sides must have the same.
 pub const VERSION: u16 = 3;
@@ -37,6 +37,8 @@ pub const MAX_MESSAGE: usize = 128 * 1024;
 pub const MAX_REPORTED_QPS: usize = 1024;
 /// Most counters that one report carries.
 pub const MAX_REPORTED_COUNTERS: usize = 256;
+/// Most ids of RDMA CM that one message lists.
+pub const MAX_REPORTED_IDS: usize = 256;
 /// Most descriptors of one message (the kernel's own bound is 253).
 const MAX_FDS: usize = 253;
 
@@ -79,7 +81,8 @@ pub enum Request {
         /// Name of the device.
         name: String,
     },
-    /// List the leases; answered by one [`Reply::Process`] for each and [`Reply::StatusEnd`].
+    /// List leases and ids; answered by one [`Reply::Process`] for each lease, [`Reply::CmProcess`] for the ids of each
+    /// process, and [`Reply::StatusEnd`].
     Status,
     /// A command of RDMA CM; answered by [`Reply::CmDone`]. The ids of a connection are destroyed when it is closed.
     Cm {
@@ -122,7 +125,9 @@ pub enum Reply {
     Links(Vec<DeviceInfo>),
     /// One lease.
     Process(Box<ProcessStatus>),
-    /// No more leases follow.
+    /// Ids of RDMA CM of one process; one with many has several of these.
+    CmProcess(Box<CmProcessStatus>),
+    /// No more leases and ids follow.
     StatusEnd(DaemonStatus),
     /// Done as asked.
     Done,
@@ -179,6 +184,19 @@ pub struct ProcessStatus {
     pub report: Option<Report>,
 }
 
+/// Ids of RDMA CM in `ferroce status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmProcessStatus {
+    /// Process id, 0 if it is not visible from the daemon's pid namespace, or ended.
+    pub pid: u32,
+    /// Command name (`/proc/PID/comm`).
+    pub command: String,
+    /// User; `None` of what a process that ended has left, as connections in timewait.
+    pub uid: Option<u32>,
+    /// Ids, at most [`MAX_REPORTED_IDS`].
+    pub ids: Vec<IdStatus>,
+}
+
 /// The daemon's own lines in `ferroce status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonStatus {
@@ -194,6 +212,8 @@ pub struct DaemonStatus {
     pub leased: u32,
     /// Receive buffer of each slot's socket in bytes, as the kernel granted it.
     pub receive_buffer: u32,
+    /// Named counters of queue pair 1 and RDMA CM.
+    pub counters: Vec<(String, u64)>,
 }
 
 /// A hello as received.

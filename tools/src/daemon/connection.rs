@@ -12,8 +12,9 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
 use super::sys;
 
-/// Messages that may wait for a client that does not read: an answer to `status` has one per slot.
-const MAX_WAITING: usize = 600;
+/// Bytes of messages that may wait for a client that does not read: more than an answer to `status` has, and than the
+/// events of all connections of a program that was stopped for a while.
+const MAX_WAITING: usize = 16 << 20;
 
 /// One client.
 pub struct Connection {
@@ -26,6 +27,8 @@ pub struct Connection {
     pub lease: Option<LeaseState>,
     greeted: bool,
     waiting: VecDeque<Vec<u8>>,
+    /// Bytes of these.
+    waiting_bytes: usize,
     /// The latest news of the leased device, if the client has not read the one before.
     news: Option<Vec<u8>>,
 }
@@ -64,6 +67,7 @@ impl Connection {
             lease: None,
             greeted: false,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
             news: None,
         })
     }
@@ -144,7 +148,7 @@ impl Connection {
         let Some(hello) = Hello::parse(&datagram.bytes) else {
             return Incoming::Over("no hello");
         };
-        self.waiting.push_back(Hello::ours().emit());
+        self.push(Hello::ours().emit());
         if hello.version == protocol::VERSION {
             Incoming::Greeted
         } else {
@@ -154,7 +158,12 @@ impl Connection {
 
     /// Sends a message, now or when there is room; [`Connection::flush`] is to follow.
     pub fn send(&mut self, reply: &Reply) {
-        self.waiting.push_back(protocol::encode(reply));
+        self.push(protocol::encode(reply));
+    }
+
+    fn push(&mut self, bytes: Vec<u8>) {
+        self.waiting_bytes += bytes.len();
+        self.waiting.push_back(bytes);
     }
 
     /// Tells news of the leased device, in place of earlier news: a client that is stopped for long
@@ -182,15 +191,14 @@ impl Connection {
         protocol::send(self.socket(), &protocol::encode(&reply), fds, SendFlags::DONTWAIT).is_ok()
     }
 
-    /// Sends what waits. `Ok(true)` means that some still waits; an error, that the client is lost.
+    /// Sends what waits. `Ok(true)` means that some still waits; an error, that the client is lost. What waits is never
+    /// thinned out: a client that missed an event or an answer could not go on.
     pub fn flush(&mut self) -> Result<bool, &'static str> {
-        if self.waiting.len() > MAX_WAITING {
-            return Err("does not read");
-        }
         while let Some(bytes) = self.waiting.front().or(self.news.as_ref()) {
             match protocol::send(self.socket.as_fd(), bytes, &[], SendFlags::DONTWAIT) {
                 Ok(()) if self.waiting.is_empty() => self.news = None,
-                Ok(()) => drop(self.waiting.pop_front()),
+                Ok(()) => self.waiting_bytes -= self.waiting.pop_front().map_or(0, |sent| sent.len()),
+                Err(Errno::AGAIN) if self.waiting_bytes > MAX_WAITING => return Err("does not read"),
                 Err(Errno::AGAIN) => return Ok(true),
                 Err(_) => return Err("closed"),
             }

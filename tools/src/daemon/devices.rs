@@ -325,6 +325,7 @@ mod tests {
             up: true,
             carrier: true,
             lo: name == "lo",
+            noarp: false,
             addresses,
         }
     }

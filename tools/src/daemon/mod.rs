@@ -2,16 +2,20 @@
 //!
 //! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
 //! [`gid`] what the interfaces make of it, [`tree`] and [`picture`] what programs see of it,
-//! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left.
+//! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left;
+//! [`cm`] is RDMA CM, over queue pair 1 ([`gsi`]) and the routes of the host ([`resolve`]).
 
+mod cm;
 mod connection;
 pub mod detach;
 mod devices;
 mod gid;
 mod groups;
+mod gsi;
 mod inherit;
 mod picture;
 mod port;
+pub mod resolve;
 mod server;
 mod slots;
 mod sockets;
@@ -32,6 +36,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, info, warn};
 
 use crate::netlink::{self, Watch};
+use cm::ConnectionManager;
 use inherit::Early;
 use server::Server;
 use sockets::SlotSockets;
@@ -90,6 +95,10 @@ enum Source {
     Listener,
     Interfaces,
     Signals,
+    /// Datagrams for queue pair 1.
+    Mads,
+    /// News of neighbours.
+    Neighbours,
     /// Connection with this id.
     Connection(u32),
     /// The process behind the connection with this id.
@@ -107,6 +116,8 @@ impl Source {
             Self::Connection(id) => (3, id),
             Self::Process(id) => (4, id),
             Self::Hold(id) => (5, id),
+            Self::Mads => (6, 0),
+            Self::Neighbours => (7, 0),
         };
         EventData::new_u64(u64::from(kind) << 32 | u64::from(id))
     }
@@ -119,7 +130,9 @@ impl Source {
             2 => Self::Signals,
             3 => Self::Connection(id),
             4 => Self::Process(id),
-            _ => Self::Hold(id),
+            5 => Self::Hold(id),
+            6 => Self::Mads,
+            _ => Self::Neighbours,
         }
     }
 }
@@ -149,6 +162,16 @@ impl PollSet {
             EventFlags::IN | EventFlags::OUT
         } else {
             EventFlags::IN
+        };
+        Ok(epoll::modify(&self.0, fd, source.to_data(), flags)?)
+    }
+
+    /// Waits for something to read, or not for now.
+    fn want_read(&self, fd: impl AsFd, source: Source, wanted: bool) -> io::Result<()> {
+        let flags = if wanted {
+            EventFlags::IN
+        } else {
+            EventFlags::empty()
         };
         Ok(epoll::modify(&self.0, fd, source.to_data(), flags)?)
     }
@@ -191,6 +214,7 @@ impl Daemon {
         // The sockets of all slots, and two descriptors for each connection.
         raise_descriptor_limit();
         let (sockets, early) = take_port(&listener, options)?;
+        let cm = open_cm(&sockets).map_err(DaemonError::io("open queue pair 1"))?;
         let poll = PollSet::new().map_err(DaemonError::io("epoll"))?;
         let watch = Watch::new().map_err(DaemonError::io("rtnetlink"))?;
         for (fd, source) in [
@@ -205,7 +229,8 @@ impl Daemon {
             .st_ino;
         let tree =
             Tree::create(netns, options.group.is_some()).map_err(DaemonError::io("make the device tree"))?;
-        let mut server = Server::new(options, poll, sockets, netns, tree);
+        let mut server =
+            Server::new(options, poll, sockets, netns, tree, cm).map_err(DaemonError::io("epoll"))?;
         server.follow(netlink::interfaces().map_err(DaemonError::io("rtnetlink"))?);
         for connection in early {
             server.adopt(connection);
@@ -246,6 +271,8 @@ impl Daemon {
                     Source::Connection(id) => self.server.connection_ready(id, flags),
                     Source::Process(id) => self.server.process_ended(id),
                     Source::Hold(id) => self.server.hold_ended(id),
+                    Source::Mads => self.server.mads(),
+                    Source::Neighbours => self.server.neighbours(),
                 }
             }
             self.server.expire(Instant::now());
@@ -307,6 +334,12 @@ fn take_port(listener: &OwnedFd, options: &Options) -> Result<(SlotSockets, Vec<
         }
         Err(error) => Err(DaemonError::io("open UDP port 4791")(error)),
     }
+}
+
+/// RDMA CM on the socket of the daemon's own slot.
+fn open_cm(sockets: &SlotSockets) -> io::Result<ConnectionManager> {
+    let socket = sockets.open_own()?;
+    ConnectionManager::new(socket.try_clone_to_owned()?, socket.try_clone_to_owned()?)
 }
 
 /// Group id of a number, or of a name in `/etc/group`.

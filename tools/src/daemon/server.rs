@@ -1,39 +1,42 @@
 //! What clients ask of the daemon, and what it tells them.
 
+mod rdma;
+mod status;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ferroce_engine::control::protocol::{DaemonStatus, ProcessStatus, RELEASE, Reply, Request, Welcome};
-use ferroce_engine::control::{DeviceInfo, Refusal, Report};
+use ferroce_engine::control::protocol::{Reply, Request, Welcome};
+use ferroce_engine::control::{DeviceInfo, Refusal};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, error, info, warn};
 
+use super::cm::ConnectionManager;
 use super::connection::{Connection, Incoming, LeaseState};
 use super::devices::{Change, Devices};
 use super::inherit::Early;
-use super::port::{command_name, held_by_others};
+use super::port::held_by_others;
 use super::slots::FreeSlots;
 use super::sockets::SlotSockets;
 use super::tree::Tree;
 use super::{Options, PollSet, Source};
 use crate::netlink::Interfaces;
+use status::Query;
 
-/// Connections at once: every slot, and some for the command line.
-const MAX_CONNECTIONS: usize = 320;
+/// Connections at once: every slot, RDMA CM of as many processes, and some for the command line.
+const MAX_CONNECTIONS: usize = 640;
 /// Messages read from one client before the others have their turn.
 const MAX_MESSAGES: u32 = 16;
 /// Time to let descriptors come free when none is left for a connection.
 const BREATH: Duration = Duration::from_millis(10);
 /// Processes at once that only want the daemon to stay.
 const MAX_HOLDS: usize = 4096;
-/// How long a process has to report for `ferroce status`.
-const REPORT_TIME: Duration = Duration::from_millis(200);
 
 /// Time for programs of an earlier daemon to come, before it is asked whether they live.
 const FIRST_SEARCH: Duration = Duration::from_secs(2);
@@ -57,6 +60,9 @@ pub struct Server {
     /// Given up for a moment to refuse a connection when no descriptor is left.
     spare: Option<OwnedFd>,
     queries: Vec<Query>,
+    cm: ConnectionManager,
+    /// MADs are not received until then.
+    mads_paused: Option<Instant>,
     next_id: u32,
     group: Option<u32>,
     idle_exit: Option<Duration>,
@@ -71,21 +77,26 @@ struct Hold {
     process: OwnedFd,
 }
 
-/// A `ferroce status` that waits for reports.
-struct Query {
-    id: u32,
-    asker: u32,
-    deadline: Instant,
-    missing: BTreeSet<u32>,
-    reports: BTreeMap<u32, Report>,
-}
-
 impl Server {
     /// A server without devices and clients. Slots that are open already are an earlier daemon's.
-    pub fn new(options: &Options, poll: PollSet, sockets: SlotSockets, netns: u64, tree: Tree) -> Self {
+    pub fn new(
+        options: &Options,
+        poll: PollSet,
+        sockets: SlotSockets,
+        netns: u64,
+        tree: Tree,
+        cm: ConnectionManager,
+    ) -> io::Result<Self> {
         let slots = sockets.count() - 1;
         let presumed: BTreeSet<u8> = (1..=slots).filter(|slot| sockets.is_open(*slot)).collect();
-        Self {
+        // Peers are not to be told that nobody listens before those who do are back.
+        let mads_paused = (!presumed.is_empty()).then(|| Instant::now() + rdma::RESTORE_PATIENCE);
+        if let Some(own) = sockets.own() {
+            poll.add(own, Source::Mads)?;
+            poll.want_read(own, Source::Mads, mads_paused.is_none())?;
+        }
+        poll.add(cm.neighbours_fd(), Source::Neighbours)?;
+        Ok(Self {
             poll,
             sockets,
             slots,
@@ -97,12 +108,14 @@ impl Server {
             holds: BTreeMap::new(),
             spare: spare_descriptor(),
             queries: Vec::new(),
+            cm,
+            mads_paused,
             next_id: 0,
             group: options.group,
             idle_exit: options.idle_exit,
             idle_since: Instant::now(),
             tree,
-        }
+        })
     }
 
     /// Waits for something to do, at most until the next deadline.
@@ -118,6 +131,8 @@ impl Server {
             .map(|query| query.deadline)
             .chain(idle)
             .chain(search)
+            .chain(self.cm.deadline())
+            .chain(self.mads_paused)
             .min();
         self.poll.wait(deadline)
     }
@@ -128,16 +143,18 @@ impl Server {
             .is_some_and(|patience| self.is_idle() && self.idle_since.elapsed() >= patience)
     }
 
-    /// True if nobody would miss the daemon: no client, and no device made by the user.
+    /// True if nobody would miss the daemon: no client, no peer that may still ask, and no device made by the user.
     fn is_idle(&self) -> bool {
         self.connections.is_empty()
             && self.holds.is_empty()
             && self.presumed.is_empty()
+            && !self.cm.is_busy()
             && !self.devices.are_configured()
     }
 
     /// Takes over the present interfaces and tells who leases a device that changed.
     pub fn follow(&mut self, interfaces: Interfaces) {
+        self.cm.follow(&interfaces);
         for change in self.devices.follow(interfaces) {
             self.announce(&change);
         }
@@ -161,6 +178,7 @@ impl Server {
         if let Some(reply) = told {
             self.tell_holders(&info.name, &reply);
         }
+        self.tell_cm_of_devices();
     }
 
     fn tell_holders(&mut self, device: &str, reply: &Reply) {
@@ -319,9 +337,8 @@ impl Server {
                 }),
             },
             Request::Status => return self.start_query(id),
-            Request::Cm { .. } | Request::CmRestore(_) => {
-                Reply::Refused(Refusal::Failed("RDMA CM is not there yet".to_owned()))
-            }
+            Request::Cm { sequence, command } => return self.cm_command(id, sequence, command),
+            Request::CmRestore(keepsakes) => return self.cm_restore(id, keepsakes),
         };
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.send(&reply);
@@ -411,6 +428,7 @@ impl Server {
             });
             self.presumed.remove(&slot);
         }
+        self.lease_goes_on();
         Ok(info)
     }
 
@@ -483,42 +501,6 @@ impl Server {
         }
     }
 
-    fn start_query(&mut self, asker: u32) {
-        let id = self.new_id();
-        let mut missing = BTreeSet::new();
-        let leases: Vec<u32> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| connection.lease.is_some())
-            .map(|(id, _)| *id)
-            .collect();
-        for holder in leases {
-            if let Some(connection) = self.connections.get_mut(&holder)
-                && connection.send_if_idle(&Reply::ReportWanted { id })
-            {
-                missing.insert(holder);
-                self.flush(holder);
-            }
-        }
-        let deadline = Instant::now() + REPORT_TIME;
-        self.queries.push(Query {
-            id,
-            asker,
-            deadline,
-            missing,
-            reports: BTreeMap::new(),
-        });
-    }
-
-    fn take_report(&mut self, holder: u32, query: u32, report: Report) {
-        // One that comes too late finds no query.
-        if let Some(query) = self.queries.iter_mut().find(|open| open.id == query)
-            && query.missing.remove(&holder)
-        {
-            query.reports.insert(holder, report);
-        }
-    }
-
     /// Does what is due: answers every status request that has all its reports or has waited long
     /// enough, and looks for dead programs of an earlier daemon.
     pub fn expire(&mut self, now: Instant) {
@@ -528,42 +510,12 @@ impl Server {
         }
         let (over, open) = std::mem::take(&mut self.queries)
             .into_iter()
-            .partition(|query| query.missing.is_empty() || query.deadline <= now);
+            .partition(|query| query.is_over(now));
         self.queries = open;
         for query in over {
             self.answer(query);
         }
-    }
-
-    fn answer(&mut self, mut query: Query) {
-        let mut replies = Vec::new();
-        for (id, connection) in &self.connections {
-            if let Some(lease) = &connection.lease {
-                replies.push(Reply::Process(Box::new(ProcessStatus {
-                    slot: lease.slot,
-                    device: lease.device.clone(),
-                    pid: connection.pid(),
-                    command: command_name(connection.pid()),
-                    uid: connection.peer.uid,
-                    report: query.reports.remove(id),
-                })));
-            }
-        }
-        let leased = replies.len() as u32;
-        replies.push(Reply::StatusEnd(DaemonStatus {
-            pid: std::process::id(),
-            uid: rustix::process::geteuid().as_raw(),
-            release: RELEASE.to_owned(),
-            slots: u32::from(self.slots),
-            leased,
-            receive_buffer: self.sockets.receive_buffer(),
-        }));
-        if let Some(connection) = self.connections.get_mut(&query.asker) {
-            for reply in &replies {
-                connection.send(reply);
-            }
-            self.flush(query.asker);
-        }
+        self.expire_cm(now);
     }
 
     fn flush(&mut self, id: u32) {
@@ -603,8 +555,10 @@ impl Server {
         self.idle_since = Instant::now();
         debug!(id, reason, "connection dropped");
         for query in &mut self.queries {
-            query.missing.remove(&id);
+            query.forget(id);
         }
+        let letters = self.cm.close(id);
+        self.deliver(letters);
         let Some(lease) = connection.lease else { return };
         info!(slot = lease.slot, reason, "lease ended");
         self.take_back(lease.slot);

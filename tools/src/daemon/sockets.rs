@@ -10,7 +10,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ferroce_engine::control::protocol;
+use ferroce_engine::control::{DAEMON_SLOT, protocol};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getsockname, ipproto, recv,
@@ -110,6 +110,11 @@ impl SlotSockets {
             .is_some_and(|socket| sys::has_filter(socket).is_ok_and(|filtered| !filtered))
     }
 
+    /// The socket of the daemon's own slot.
+    pub fn own(&self) -> Option<BorrowedFd<'_>> {
+        self.get(DAEMON_SLOT)
+    }
+
     /// The socket of a slot, if there is such a slot.
     pub fn get(&self, slot: u8) -> Option<BorrowedFd<'_>> {
         self.sockets.get(usize::from(slot)).map(AsFd::as_fd)
@@ -121,6 +126,16 @@ impl SlotSockets {
         drain(socket)?;
         sys::set_integer(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)?;
         Ok(socket)
+    }
+
+    /// The socket of the daemon's own slot, open to traffic. What has come for an earlier daemon is kept: it is what
+    /// peers wait for an answer to.
+    pub fn open_own(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.is_open(DAEMON_SLOT) {
+            self.get(DAEMON_SLOT).ok_or(io::ErrorKind::NotFound.into())
+        } else {
+            self.accept_traffic(DAEMON_SLOT)
+        }
     }
 
     /// Closes the slot to traffic, leaves its multicast groups, and drops what waits in its queue.

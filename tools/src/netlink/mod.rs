@@ -1,4 +1,6 @@
-//! Network interfaces and their addresses, read and followed through rtnetlink.
+//! Network interfaces and their addresses, read and followed through rtnetlink; [`route`] has routes and neighbours.
+
+pub mod route;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,6 +46,8 @@ pub struct Interface {
     pub carrier: bool,
     /// It is the loopback.
     pub lo: bool,
+    /// Neighbours have no link-layer address, or none that must be asked for.
+    pub noarp: bool,
     /// Its addresses in the kernel's order.
     pub addresses: Vec<Address>,
 }
@@ -179,6 +183,7 @@ fn interface(link: &LinkMessage) -> Interface {
     let mut interface = Interface {
         up: flags.contains(LinkFlags::Up),
         lo: flags.contains(LinkFlags::Loopback),
+        noarp: flags.contains(LinkFlags::Noarp),
         ..Interface::default()
     };
     let mut carrier = flags.contains(LinkFlags::LowerUp);

@@ -1,0 +1,350 @@
+//! RDMA CM of all programs: the engine's [`RdmaCm`] with queue pair 1, the routes of the host and a clock around it.
+//!
+//! A session is a connection to the daemon, from its first request of RDMA CM on. What is to be told to programs is
+//! given as [`Letters`], in the order in which they must read it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ferroce_engine::control::DeviceInfo;
+use ferroce_engine::control::protocol::{MAX_MESSAGE, Reply};
+use ferroce_engine::rdma_cm::{Answer, Command, Errno, Id, IdStatus, Keepsake, Output, RdmaCm, Session};
+use ferroce_engine::time::Time;
+use rustix::time::{ClockId, clock_gettime};
+use tracing::{debug, info};
+
+use super::gsi::Gsi;
+use super::resolve::{Outcome, Resolver};
+use crate::netlink::Interfaces;
+use crate::netlink::route::Query;
+
+/// Bytes of keepsakes in one message: half of what one may have.
+const MAX_KEPT: usize = MAX_MESSAGE / 2;
+/// More than the bytes of a keepsake beside its state.
+const KEEPSAKE_HEADER: usize = 16;
+
+/// What sessions are to be told, in this order.
+pub type Letters = Vec<(Session, Reply)>;
+
+/// RDMA CM of one network namespace.
+pub struct ConnectionManager {
+    cm: RdmaCm,
+    gsi: Gsi,
+    resolver: Resolver,
+    sessions: BTreeSet<Session>,
+    /// Keepsakes that wait for what they belong to.
+    kept: BTreeMap<Session, Vec<Keepsake>>,
+    /// Ways that were found at once.
+    resolved: Vec<(u64, Outcome)>,
+    restores: Vec<Restore>,
+}
+
+/// What a program had, as far as it could not go on yet.
+struct Restore {
+    session: Session,
+    left: Vec<Keepsake>,
+    deadline: Instant,
+}
+
+/// A command that is about to be answered.
+struct Pending {
+    session: Session,
+    sequence: u32,
+    result: Result<Answer, Errno>,
+}
+
+impl ConnectionManager {
+    /// On the socket of slot 0, given twice.
+    pub fn new(socket: OwnedFd, same: OwnedFd) -> io::Result<Self> {
+        // The system's generator is there, or the daemon is not to run.
+        let random = || getrandom::u64().expect("the system gives random numbers");
+        let start = random() as u32;
+        Ok(Self {
+            cm: RdmaCm::new(Box::new(random)),
+            gsi: Gsi::new(socket, same, start, now())?,
+            resolver: Resolver::new()?,
+            sessions: BTreeSet::new(),
+            kept: BTreeMap::new(),
+            resolved: Vec::new(),
+            restores: Vec::new(),
+        })
+    }
+
+    /// Readable when there is news of neighbours.
+    pub fn neighbours_fd(&self) -> BorrowedFd<'_> {
+        self.resolver.as_fd()
+    }
+
+    /// Takes over the present interfaces.
+    pub fn follow(&mut self, interfaces: &Interfaces) {
+        self.resolver.follow(interfaces);
+    }
+
+    /// Takes over the present devices.
+    pub fn set_devices(&mut self, devices: &[DeviceInfo]) -> Letters {
+        self.gsi.set_devices(devices);
+        self.cm.set_devices(now(), devices);
+        self.letters(None)
+    }
+
+    /// Does what a program asks. `privileged`: it may bind ports below 1024.
+    pub fn command(
+        &mut self,
+        session: Session,
+        privileged: bool,
+        sequence: u32,
+        command: Command,
+    ) -> Letters {
+        self.open(session, privileged);
+        let answered = !matches!(command, Command::Taken { .. });
+        let result = self.cm.command(now(), session, command);
+        debug!(session, sequence, ?result, "RDMA CM");
+        self.letters(answered.then_some(Pending {
+            session,
+            sequence,
+            result,
+        }))
+    }
+
+    /// Answers a command that is not to be done.
+    pub fn refuse(&mut self, session: Session, privileged: bool, sequence: u32, error: Errno) -> Letters {
+        self.open(session, privileged);
+        self.letters(Some(Pending {
+            session,
+            sequence,
+            result: Err(error),
+        }))
+    }
+
+    /// Goes on with what a program had from an earlier daemon. What can't go on now is tried again until `patience` ends:
+    /// its device may be one that comes back with a lease.
+    pub fn restore(
+        &mut self,
+        session: Session,
+        privileged: bool,
+        keepsakes: Vec<Keepsake>,
+        patience: Duration,
+    ) -> Letters {
+        self.open(session, privileged);
+        let restore = Restore {
+            session,
+            left: keepsakes,
+            deadline: Instant::now() + patience,
+        };
+        self.restores.push(restore);
+        self.go_on_restoring()
+    }
+
+    /// Tries again what could not go on; what is late is lost.
+    pub fn go_on_restoring(&mut self) -> Letters {
+        let (now, time) = (Instant::now(), now());
+        let mut over = Letters::new();
+        for mut restore in mem::take(&mut self.restores) {
+            let session = restore.session;
+            restore
+                .left
+                .retain(|keepsake| keepsake.state.is_some() && !self.cm.restore(time, session, keepsake));
+            if restore.left.is_empty() || restore.deadline <= now {
+                let lost: Vec<Id> = restore.left.iter().map(|it| it.id).collect();
+                info!(session, lost = lost.len(), "ids of an earlier daemon go on");
+                over.push((session, Reply::CmRestored { lost }));
+            } else {
+                self.restores.push(restore);
+            }
+        }
+        over.extend(self.letters(None));
+        over
+    }
+
+    fn open(&mut self, session: Session, privileged: bool) {
+        if self.sessions.insert(session) {
+            self.cm.open(session, privileged);
+        }
+    }
+
+    /// A connection is gone, whether it was a session or not.
+    pub fn close(&mut self, session: Session) -> Letters {
+        if !self.sessions.remove(&session) {
+            return Letters::new();
+        }
+        self.restores.retain(|it| it.session != session);
+        self.cm.close(now(), session);
+        let letters = self.letters(None);
+        self.kept.remove(&session);
+        letters
+    }
+
+    /// Takes MADs that have come.
+    pub fn arrivals(&mut self) -> io::Result<Letters> {
+        let time = now();
+        let cm = &mut self.cm;
+        let received = self.gsi.receive(time, |arrival| cm.receive(time, arrival));
+        // What came before an error is done all the same.
+        let letters = self.letters(None);
+        received.map(|()| letters)
+    }
+
+    /// Takes news of neighbours.
+    pub fn neighbours(&mut self) -> io::Result<Letters> {
+        let news = self.resolver.news()?;
+        self.resolved.extend(news);
+        Ok(self.letters(None))
+    }
+
+    /// Does what is due.
+    pub fn expire(&mut self) -> Letters {
+        let time = now();
+        self.resolved.extend(self.resolver.expire(time));
+        if self.cm.deadline().is_some_and(|deadline| deadline <= time) {
+            self.cm.timeout(time);
+        }
+        let mut letters = self.letters(None);
+        if !self.restores.is_empty() {
+            letters.extend(self.go_on_restoring());
+        }
+        letters
+    }
+
+    /// When [`ConnectionManager::expire`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        let all = [self.cm.deadline(), self.resolver.deadline(), self.gsi.deadline()];
+        let timers = all.into_iter().flatten().min().map(instant);
+        let restores = self.restores.iter().map(|it| it.deadline);
+        restores.chain(timers).min()
+    }
+
+    /// Until when MADs are not to be received, as there were too many.
+    pub fn paused_until(&mut self) -> Option<Instant> {
+        self.gsi.paused_until(now()).map(instant)
+    }
+
+    /// True while peers are still to be told something, or may have to be: connections that end.
+    pub fn is_busy(&self) -> bool {
+        self.cm.deadline().is_some() || self.gsi.is_busy()
+    }
+
+    /// All ids.
+    pub fn status(&self) -> Vec<IdStatus> {
+        self.cm.status()
+    }
+
+    /// Counters by name.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut all = self.gsi.counters();
+        self.cm
+            .counters(&mut |name, value| all.push((name.to_owned(), value)));
+        all
+    }
+
+    /// Does what [`RdmaCm`] wants, and gives what it has to say. An answer comes before all events for its session, with
+    /// the keepsakes that came before them.
+    fn letters(&mut self, mut pending: Option<Pending>) -> Letters {
+        let mut letters = Letters::new();
+        loop {
+            while let Some(output) = self.cm.poll() {
+                match output {
+                    Output::Send { path, mad, .. } => self.gsi.send(path, mad),
+                    Output::Keepsake { session, keepsake } => self.keep(session, keepsake),
+                    Output::Event { session, event } => {
+                        if pending.as_ref().is_some_and(|it| it.session == session) {
+                            self.answer(pending.take(), &mut letters);
+                        }
+                        let keepsakes = self.take_kept(session, &mut letters);
+                        let event = Box::new(event);
+                        letters.push((session, Reply::CmEvent { event, keepsakes }));
+                    }
+                    Output::Resolve {
+                        token,
+                        source,
+                        dest,
+                        ifindex,
+                        type_of_service,
+                        deadline,
+                    } => {
+                        let query = Query {
+                            source,
+                            dest,
+                            ifindex,
+                            type_of_service,
+                        };
+                        let outcome = self.resolver.start(token, query, deadline);
+                        self.resolved.extend(outcome.map(|outcome| (token, outcome)));
+                    }
+                    Output::ResolveCancel { token } => {
+                        self.resolved.retain(|(resolved, _)| *resolved != token);
+                        self.resolver.cancel(token);
+                    }
+                }
+            }
+            self.answer(pending.take(), &mut letters);
+            if self.resolved.is_empty() {
+                break;
+            }
+            for (token, outcome) in mem::take(&mut self.resolved) {
+                self.cm.resolved(now(), token, outcome);
+            }
+        }
+        let sessions: Vec<Session> = self.kept.keys().copied().collect();
+        for session in sessions {
+            let keepsakes = self.take_kept(session, &mut letters);
+            letters.push((session, Reply::CmKeepsakes(keepsakes)));
+        }
+        self.gsi.transmit(now());
+        letters
+    }
+
+    fn answer(&mut self, pending: Option<Pending>, letters: &mut Letters) {
+        let Some(Pending {
+            session,
+            sequence,
+            result,
+        }) = pending
+        else {
+            return;
+        };
+        let keepsakes = self.take_kept(session, letters);
+        let reply = Reply::CmDone {
+            sequence,
+            result,
+            keepsakes,
+        };
+        letters.push((session, reply));
+    }
+
+    fn keep(&mut self, session: Session, keepsake: Keepsake) {
+        let kept = self.kept.entry(session).or_default();
+        // Only the last of an id counts.
+        kept.retain(|it| it.id != keepsake.id);
+        kept.push(keepsake);
+    }
+
+    /// The keepsakes that a message to the session takes along; what is too much for one message goes before it.
+    fn take_kept(&mut self, session: Session, letters: &mut Letters) -> Vec<Keepsake> {
+        let mut part = Vec::new();
+        let mut bytes = 0;
+        for keepsake in self.kept.remove(&session).unwrap_or_default() {
+            let more = keepsake.state.as_ref().map_or(0, Vec::len) + KEEPSAKE_HEADER;
+            if bytes + more > MAX_KEPT && !part.is_empty() {
+                letters.push((session, Reply::CmKeepsakes(mem::take(&mut part))));
+                bytes = 0;
+            }
+            bytes += more;
+            part.push(keepsake);
+        }
+        part
+    }
+}
+
+/// Now, by the monotonic clock: the same for all daemons of a host.
+fn now() -> Time {
+    let now = clock_gettime(ClockId::Monotonic);
+    Time::from_nanos(now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned())
+}
+
+fn instant(time: Time) -> Instant {
+    // A little later: a timer that is early would find nothing to do.
+    Instant::now() + time.since(now()) + Duration::from_micros(1)
+}
