@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
 
 use crate::real::{Failure, Real, with_path};
-use crate::{listing, path};
+use crate::{exec, listing, path};
 
 /// Runs when the library is loaded, before the program.
 #[used]
@@ -15,6 +15,7 @@ use crate::{listing, path};
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
         path::load_tree();
+        exec::load_own();
     }
     at_load
 };

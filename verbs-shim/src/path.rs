@@ -18,10 +18,14 @@ const MAX_PATH: usize = 768;
 /// The tree's directory, read once when the library is loaded; empty without one.
 static TREE: OnceLock<Vec<u8>> = OnceLock::new();
 
+/// The environment variable that names the tree.
+pub const TREE_VARIABLE: &[u8] = b"FERROCE_TREE";
+
 /// Reads the environment as the program was started with.
 pub fn load_tree() {
-    use std::os::unix::ffi::OsStringExt;
-    let tree = std::env::var_os("FERROCE_TREE")
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let tree = std::env::var_os(OsStr::from_bytes(TREE_VARIABLE))
         .map(OsStringExt::into_vec)
         .unwrap_or_default();
     // The second of two loads finds it set already, to the same.

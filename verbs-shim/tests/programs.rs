@@ -141,6 +141,39 @@ fn shells_and_their_children_see_the_tree() {
 }
 
 #[test]
+fn programs_with_other_preloads_see_the_tree() {
+    let tree = Tree::new("preloads");
+    let list = ["ls", "/sys/class/infiniband"];
+    let other = "LD_PRELOAD=libm.so.6";
+    assert_eq!(
+        tree.prints("env", &[&[other][..], &list].concat()),
+        "ferroce_test\n"
+    );
+    let script = format!("{other} {}", list.join(" "));
+    assert_eq!(tree.prints("sh", &["-c", &script]), "ferroce_test\n");
+    let python = "import os, subprocess\n\
+        print(subprocess.check_output(['ls', '/sys/class/infiniband'], env=dict(os.environ, LD_PRELOAD='libm.so.6'), text=True))\n\
+        environment = dict(os.environ, LD_PRELOAD='libm.so.6')\n\
+        pid = os.posix_spawnp('ls', ['ls', '/sys/class/infiniband'], environment)\n\
+        os.waitpid(pid, 0)\n\
+        os.environ['LD_PRELOAD'] = 'libm.so.6'\n\
+        print(os.environ['LD_PRELOAD'], flush=True)\n\
+        os.execvp('sh', ['sh', '-c', 'echo $LD_PRELOAD | grep -c shim.so:libm; ls /sys/class/infiniband'])";
+    assert_eq!(
+        tree.prints("python3", &["-uc", python]),
+        "ferroce_test\n\nferroce_test\nlibm.so.6\n1\nferroce_test\n"
+    );
+    // Who wants none has none, and a list that has the shim stays as it is.
+    let output = tree.prints("env", &["-u", "LD_PRELOAD", "sh", "-c", "echo \"<$LD_PRELOAD>\""]);
+    assert_eq!(output, "<>\n");
+    let output = tree.prints(
+        "sh",
+        &["-c", "LD_PRELOAD=$LD_PRELOAD:libm.so.6 sh -c 'echo $LD_PRELOAD'"],
+    );
+    assert_eq!(output.matches("libferroce_shim.so").count(), 1);
+}
+
+#[test]
 fn other_paths_and_errors_stay_as_they_are() {
     let tree = Tree::new("others");
     let missing = tree.run("cat", &["/sys/class/infiniband/none", "/no/such/file"]);
