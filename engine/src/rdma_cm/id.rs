@@ -10,7 +10,9 @@ use crate::cm::CommId;
 /// Most ids and memberships of a process.
 pub(super) const MAX_IDS_OF_SESSION: usize = 32_768;
 /// Most ids of all processes.
-pub(super) const MAX_IDS: usize = 131_072;
+pub(super) const MAX_IDS: usize = 60_000;
+/// Highest number of an id: librdmacm has a table of all handles below 65,536, and checks no bounds.
+pub(super) const MAX_NUMBER: u32 = 65_535;
 
 /// What an id does (`enum rdma_cm_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use super::address::space_of_service;
-use super::id::{Kept, State};
+use super::id::{Kept, MAX_NUMBER, State};
 use super::listen::MAX_BACKLOG;
 use super::multicast::MAX_MEMBERSHIPS;
 use super::ports::FIRST_UNPRIVILEGED;
@@ -73,7 +73,11 @@ impl RdmaCm {
             _ => return None,
         };
         let kept = saved.kept;
-        if id == 0 || self.is_used(id) || !self.has_room(session) || !makes_sense(&kept) {
+        if !(1..=MAX_NUMBER).contains(&id)
+            || self.is_used(id)
+            || !self.has_room(session)
+            || !makes_sense(&kept)
+        {
             return None;
         }
         if kept.bound.is_some() && kept.state != State::Removed && self.device_of(&kept).is_none() {

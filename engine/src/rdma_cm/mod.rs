@@ -32,7 +32,7 @@ use crate::cm::{Cm, CommId, Way};
 use crate::control::DeviceInfo;
 use crate::link::Path;
 use crate::time::Time;
-use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, State};
+use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, MAX_NUMBER, State};
 use ports::Ports;
 
 pub use interface::*;
@@ -484,7 +484,7 @@ impl RdmaCm {
     }
 
     fn has_room(&self, session: Session) -> bool {
-        self.ids.len() < MAX_IDS
+        self.ids.len() + self.memberships.len() < MAX_IDS
             && self
                 .sessions
                 .get(&session)
@@ -522,9 +522,9 @@ impl RdmaCm {
     /// A number for an id or a membership: not one that was used lately.
     fn new_number(&mut self) -> u32 {
         loop {
-            let number = self.next_number;
-            self.next_number = number.wrapping_add(1);
-            if number != 0 && !self.is_used(number) {
+            let number = self.next_number % MAX_NUMBER + 1;
+            self.next_number = number;
+            if !self.is_used(number) {
                 return number;
             }
         }
