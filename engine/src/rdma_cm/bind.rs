@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::address::{Family, space_of_service};
-use super::id::{Bound, State};
+use super::id::{Bound, Kept, State};
 use super::ports::{EPHEMERAL, FIRST_UNPRIVILEGED};
 use super::{Address, Errno, Id, PortSpace, RdmaCm, Session};
 use crate::control::DeviceInfo;
@@ -158,52 +158,51 @@ impl RdmaCm {
     /// Whether an id may have a port that it names, beside those who have it.
     pub(super) fn check_port(&self, id: Id, space: PortSpace, port: u16, reuse: bool) -> Result<(), Errno> {
         let kept = &self.entry(id).kept;
-        let Some(source) = kept.source else {
-            return Err(libc::EINVAL);
+        self.ports
+            .owners(space, port)
+            .filter(|other| *other != id)
+            .try_for_each(|other| self.fits(kept, &self.entry(other).kept, reuse))
+    }
+
+    /// Whether an id may have the port of another.
+    pub(super) fn fits(&self, kept: &Kept, theirs: &Kept, reuse: bool) -> Result<(), Errno> {
+        let (Some(source), Some(their_source)) = (kept.source, theirs.source) else {
+            return Ok(());
         };
-        for other in self.ports.owners(space, port).filter(|other| *other != id) {
-            let theirs = &self.entry(other).kept;
-            let Some(their_source) = theirs.source else {
-                continue;
-            };
-            if (reuse && theirs.reuse_address)
-                || (kept.family_only && theirs.family_only && source.family() != their_source.family())
-            {
-                continue;
-            }
-            if self.is_any(&source) || self.is_any(&their_source) {
-                return Err(libc::EADDRNOTAVAIL);
-            }
-            if source.same_host(&their_source) {
-                return Err(libc::EADDRINUSE);
-            }
+        let apart = kept.family_only && theirs.family_only && source.family() != their_source.family();
+        if (reuse && theirs.reuse_address) || apart {
+            Ok(())
+        } else if self.is_any(&source) || self.is_any(&their_source) {
+            Err(libc::EADDRNOTAVAIL)
+        } else if source.same_host(&their_source) {
+            Err(libc::EADDRINUSE)
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     /// Whether a port, with own and the peer's addresses, names the id alone: then it may share the port.
-    pub(super) fn is_unique(&self, id: Id, space: PortSpace, port: u16) -> bool {
-        if self.ports.is_free(space, port) {
-            return true;
-        }
+    fn is_unique(&self, id: Id, space: PortSpace, port: u16) -> bool {
         let kept = &self.entry(id).kept;
-        let differ = |ours: Option<Address>, theirs: Option<Address>| match (ours, theirs) {
+        self.ports
+            .owners(space, port)
+            .filter(|other| *other != id)
+            .all(|other| self.differs(kept, &self.entry(other).kept))
+    }
+
+    /// Whether two ids with one port differ in something else.
+    pub(super) fn differs(&self, kept: &Kept, theirs: &Kept) -> bool {
+        let hosts_differ = |ours: Option<Address>, theirs: Option<Address>| match (ours, theirs) {
             (Some(ours), Some(theirs)) => {
                 !self.is_any(&ours) && !self.is_any(&theirs) && !ours.same_host(&theirs)
             }
             _ => false,
         };
         let port_of = |address: Option<Address>| address.map_or(0, |address| address.port());
-        self.ports
-            .owners(space, port)
-            .filter(|other| *other != id)
-            .all(|other| {
-                let theirs = &self.entry(other).kept;
-                let (ours, their_port) = (port_of(kept.dest), port_of(theirs.dest));
-                (ours != 0 && their_port != 0 && ours != their_port)
-                    || differ(kept.source, theirs.source)
-                    || differ(kept.dest, theirs.dest)
-            })
+        let (port, their_port) = (port_of(kept.dest), port_of(theirs.dest));
+        (port != 0 && their_port != 0 && port != their_port)
+            || hosts_differ(kept.source, theirs.source)
+            || hosts_differ(kept.dest, theirs.dest)
     }
 }
 

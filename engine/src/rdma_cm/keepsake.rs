@@ -121,7 +121,15 @@ impl RdmaCm {
             return None;
         }
         let reuse = kept.reuse_address && kept.state != State::Listen;
-        if self.check_port(id, space, port, reuse).is_err() && !self.is_unique(id, space, port) {
+        // Ids of one process are believed to have been beside each other: options may have changed since they were bound.
+        let session = self.entry(id).session;
+        let fits = self
+            .ports
+            .owners(space, port)
+            .map(|other| self.entry(other))
+            .filter(|other| other.session != session)
+            .all(|other| self.fits(kept, &other.kept, reuse).is_ok() || self.differs(kept, &other.kept));
+        if !fits {
             return None;
         }
         self.own_port(id, space, port);

@@ -26,11 +26,6 @@ impl Ports {
             .flat_map(|ids| ids.iter().rev().copied())
     }
 
-    /// Whether nobody has the port.
-    pub fn is_free(&self, space: PortSpace, port: u16) -> bool {
-        !self.owners.contains_key(&(space, port))
-    }
-
     /// Adds an owner.
     pub fn take(&mut self, space: PortSpace, port: u16, id: Id) {
         self.owners.entry((space, port)).or_default().push(id);

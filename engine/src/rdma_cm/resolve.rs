@@ -43,7 +43,10 @@ impl RdmaCm {
             State::Idle => {
                 let scope = dest.link_local_scope();
                 match source {
-                    Some(source) => self.bind_to(id, source, Some(dest))?,
+                    Some(source) => {
+                        let same = Some(dest).filter(|dest| dest.family() == source.family());
+                        self.bind_to(id, source, same)?;
+                    }
                     None => {
                         let kept = &mut self.entry_mut(id).kept;
                         kept.ifindex = scope.unwrap_or(kept.ifindex);

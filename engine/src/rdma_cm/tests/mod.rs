@@ -1,5 +1,10 @@
 //! Tests of RDMA CM, in virtual time.
 
+mod binding;
 mod connections;
+mod datagrams;
 mod exchange;
+mod keepsakes;
+mod programs;
+mod resolution;
 mod world;

@@ -1,0 +1,170 @@
+//! What comes back from a process is not believed.
+
+use std::time::Duration;
+
+use super::world::{PROGRAM, World, parameters};
+use crate::link::random::Prng;
+use crate::rdma_cm::{Answer, Command, EventKind, Keepsake, PortSpace, QpKind};
+
+/// A host with ids in many states, and the keepsakes of its program.
+fn prepared() -> World {
+    let mut world = World::new(1);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    world.listener(1, PortSpace::Udp, "[::]:5");
+    world.create(1, PortSpace::Tcp);
+    world.connected("10.0.0.2:5", 3);
+    for (space, qpn) in [(PortSpace::Tcp, 4), (PortSpace::Udp, 5)] {
+        let client = world.route(0, space, "10.0.0.2:5");
+        world.connect(0, client, parameters(qpn)).unwrap();
+        world.expect(1, EventKind::ConnectRequest);
+    }
+    let group = world.create(1, PortSpace::Udp);
+    world.bind(1, group, "10.0.0.2:0").unwrap();
+    let join = Command::Join {
+        id: group,
+        address: super::world::address("239.1.2.3:0"),
+        send_only: false,
+    };
+    world.command(1, join).unwrap();
+    let resolving = world.create(1, PortSpace::Tcp);
+    let resolve = Command::ResolveAddress {
+        id: resolving,
+        source: None,
+        dest: super::world::address("10.0.0.77:1"),
+        timeout_ms: 1000,
+    };
+    world.command(1, resolve).unwrap();
+    let routed = world.create(1, PortSpace::Tcp);
+    world.hosts[1].events.clear();
+    world.resolve_to(1, routed, "10.0.0.1:5");
+    world.hosts[1].events.clear();
+    world
+}
+
+#[test]
+fn all_states_go_on() {
+    let mut world = prepared();
+    let before = world.hosts[1].cm.status();
+    let now = world.now;
+    assert_eq!(world.hosts[1].restart(now), []);
+    world.drain(1, true, true);
+    assert_eq!(world.hosts[1].cm.status(), before);
+    // A question is asked again.
+    assert_eq!(world.expect(1, EventKind::AddressError).status, -libc::ETIMEDOUT);
+    world.finish();
+}
+
+#[test]
+fn what_is_taken_by_others_is_lost() {
+    let mut world = prepared();
+    let now = world.now;
+    let kept: Vec<Keepsake> = world.hosts[1]
+        .keepsakes
+        .iter()
+        .map(|(id, state)| Keepsake {
+            id: *id,
+            state: Some(state.clone()),
+        })
+        .collect();
+    // The ids are there.
+    let cm = &mut world.hosts[1].cm;
+    assert!(kept.iter().all(|keepsake| !cm.restore(now, PROGRAM, keepsake)));
+    // Nobody knows that process.
+    assert_eq!(world.hosts[1].restart(now), []);
+    world.drain(1, true, true);
+    let cm = &mut world.hosts[1].cm;
+    assert!(!cm.restore(now, 99, &kept[0]));
+    // The device is not there: what needs none goes on.
+    world.hosts[1].devices.clear();
+    let lost = world.hosts[1].restart(now).len();
+    assert_eq!(kept.len() - lost, 4);
+    world.drain(1, true, true);
+    // Another has the port.
+    let mut world = prepared();
+    let now = world.now;
+    let keepsakes = std::mem::take(&mut world.hosts[1].keepsakes);
+    world.hosts[1].restart(now);
+    let cm = &mut world.hosts[1].cm;
+    cm.open(2, true);
+    let create = Command::Create {
+        port_space: PortSpace::Tcp,
+        qp_kind: QpKind::Rc,
+    };
+    let Ok(Answer::Created(thief)) = cm.command(now, 2, create) else {
+        panic!("no id");
+    };
+    let bind = Command::Bind {
+        id: thief,
+        address: super::world::address("0.0.0.0:5"),
+    };
+    cm.command(now, 2, bind).unwrap();
+    let cm = &mut world.hosts[1].cm;
+    let taken: Vec<bool> = keepsakes
+        .iter()
+        .map(|(id, state)| {
+            let state = Some(state.clone());
+            cm.restore(now, PROGRAM, &Keepsake { id: *id, state })
+        })
+        .collect();
+    assert_eq!(taken.iter().filter(|taken| !**taken).count(), 1, "{taken:?}");
+    world.drain(1, true, true);
+    world.hosts[1].keepsakes.extend(keepsakes);
+    world.hosts[1].cm.close(now, 2);
+    for host in 0..2 {
+        world.kill_program(host);
+        world.hosts[host].cm.open(PROGRAM, true);
+    }
+    world.finish();
+}
+
+#[test]
+fn low_ports_stay_for_the_privileged() {
+    let mut world = prepared();
+    let now = world.now;
+    let kept = world.hosts[1].keepsakes.clone();
+    world.hosts[1].keepsakes.clear();
+    world.hosts[1].restart(now);
+    world.hosts[1].cm.open(9, false);
+    let cm = &mut world.hosts[1].cm;
+    let lost = kept
+        .iter()
+        .filter(|(id, state)| {
+            let state = Some((*state).clone());
+            !cm.restore(now, 9, &Keepsake { id: **id, state })
+        })
+        .count();
+    assert_eq!(lost, 2, "both listeners");
+}
+
+#[test]
+fn bytes_that_make_no_sense() {
+    let base = prepared();
+    let kept = base.hosts[1].keepsakes.clone();
+    let mut random = Prng::new(1);
+    for round in 0..3000u32 {
+        let mut world = World::new(2);
+        let now = world.now;
+        for (&id, state) in &kept {
+            let mut state = state.clone();
+            match random.below(4) {
+                0 => state.truncate(random.below(state.len() as u64) as usize),
+                1 => state.push(random.next_u64() as u8),
+                _ => {
+                    for _ in 0..=random.below(3) {
+                        let at = random.below(state.len() as u64) as usize;
+                        state[at] ^= 1 << random.below(8);
+                    }
+                }
+            }
+            let state = Some(state);
+            let id = if random.below(20) == 0 { 0 } else { id };
+            world.hosts[1].cm.restore(now, PROGRAM, &Keepsake { id, state });
+            world.drain(1, true, true);
+        }
+        world.hosts[1].events.clear();
+        if round % 10 == 0 {
+            world.run(Duration::from_secs(300));
+        }
+        world.finish();
+    }
+}
