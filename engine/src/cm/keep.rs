@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Cm;
-use super::connection::Connection;
+use super::connection::{Connection, MAX_LINGER, duration_of};
 use super::interface::*;
 use super::sidr::Exchange;
 use crate::time::Time;
@@ -41,7 +41,11 @@ impl Cm {
         let deadline = |left: Option<Duration>| left.map(|left| now + left);
         match keepsake {
             Keepsake::Connection(mut it, left) => {
-                it.deadline = deadline(left);
+                let longest = match it.state {
+                    State::Idle => MAX_LINGER,
+                    _ => duration_of(31),
+                };
+                it.deadline = deadline(left.map(|left| left.min(longest)));
                 let comm_id = it.comm_id;
                 let fits = comm_id != 0 && !self.is_known(comm_id) && makes_sense(&it);
                 if !fits || !self.table.list_again(&it) {
@@ -73,6 +77,8 @@ fn makes_sense(connection: &Connection) -> bool {
         && waits == connection.sending.is_some()
         && (!ends || connection.deadline.is_some())
         && connection.ack_timeout <= 31
+        && connection.linger <= MAX_LINGER
+        && (connection.state != State::Idle || connection.answer.is_none() || connection.deadline.is_some())
         && !connection.interval.is_zero()
         && connection
             .sending
