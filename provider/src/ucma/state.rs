@@ -99,7 +99,7 @@ impl State {
         channel
     }
 
-    /// Ends a channel; gives the ids that are destroyed with it. Who waits for its events waits no longer.
+    /// Ends a channel; gives the ids that are destroyed with it.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Vec<Id> {
         let ids: Vec<_> = self
             .ids
@@ -109,9 +109,7 @@ impl State {
         for id in &ids {
             self.destroy(*id);
         }
-        if let Some(channel) = self.channels.remove(&channel) {
-            channel.tickets.open_for_all();
-        }
+        self.channels.remove(&channel);
         ids
     }
 

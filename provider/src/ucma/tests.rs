@@ -710,20 +710,40 @@ fn events_are_waited_for_or_not() {
 }
 
 #[test]
-fn closing_ends_waiting() {
+fn who_waits_when_the_channel_is_closed_waits_on() {
+    extern "C" fn nothing(_: c_int) {}
     let (process, daemon) = start();
     let program = Program::new(process, libc::O_RDWR);
     let id = program.create(11, TCP).unwrap();
     daemon.command();
-    let threads: Vec<_> = (0..3)
-        .map(|_| std::thread::spawn(move || program.event()))
-        .collect();
+    let waiting: Vec<_> = (0..3).map(|_| waiting(program)).collect();
     std::thread::sleep(Duration::from_millis(50));
     program.close();
-    for thread in threads {
-        assert_eq!(thread.join().unwrap().unwrap_err(), libc::EBADF);
-    }
     assert_eq!(daemon.command(), Command::Destroy { id });
+    std::thread::sleep(Duration::from_millis(50));
+    // SAFETY: the handler does nothing; no other test uses this signal.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGWINCH, &action, ptr::null_mut()), 0);
+    }
+    for (id, thread) in waiting {
+        assert!(!thread.is_finished(), "programs free what it would use");
+        // SAFETY: the thread has not been joined.
+        assert_eq!(unsafe { libc::pthread_kill(id, libc::SIGWINCH) }, 0);
+        assert_eq!(thread.join().unwrap().unwrap_err(), libc::EINTR);
+    }
+}
+
+/// A thread that waits for an event, and its number.
+fn waiting(program: Program) -> (libc::pthread_t, JoinHandle<Result<rdma_ucm_event_resp, c_int>>) {
+    let (send, thread) = mpsc::channel();
+    let waiting = std::thread::spawn(move || {
+        // SAFETY: always succeeds.
+        send.send(unsafe { libc::pthread_self() }).unwrap();
+        program.event()
+    });
+    (thread.recv().unwrap(), waiting)
 }
 
 #[test]
@@ -892,13 +912,7 @@ fn a_signal_ends_waiting_unless_its_handler_says_otherwise() {
     let id = program.create(11, TCP).unwrap();
     for flags in [0, libc::SA_RESTART] {
         install(flags);
-        let (send, thread) = mpsc::channel();
-        let waiting = std::thread::spawn(move || {
-            // SAFETY: always succeeds.
-            send.send(unsafe { libc::pthread_self() }).unwrap();
-            program.event()
-        });
-        let thread = thread.recv().unwrap();
+        let (thread, waiting) = waiting(program);
         std::thread::sleep(Duration::from_millis(50));
         // SAFETY: the thread has not been joined.
         assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGURG) }, 0);

@@ -1,10 +1,11 @@
 //! The descriptor of an event channel: an eventfd that counts the events in its queue.
 //!
 //! Poll, epoll and O_NONBLOCK act on it as on the kernel's. Who wants an event reads the descriptor first, which may
-//! block: that takes a ticket, and a ticket allows to take one event of the queue.
+//! block: that takes a ticket, and a ticket allows to take one event of the queue. A thread that blocks when the program
+//! closes the descriptor goes on blocking, as in the kernel: programs count on it, and free what the thread would use.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
@@ -44,16 +45,6 @@ impl Tickets {
                 Err(_) => return,
             }
         }
-    }
-
-    /// Lets every thread go that waits now or later.
-    pub fn open_for_all(&self) {
-        self.add(u32::MAX as usize);
-    }
-
-    /// Number of the provider's copy.
-    pub fn number(&self) -> RawFd {
-        self.0.as_raw_fd()
     }
 }
 
