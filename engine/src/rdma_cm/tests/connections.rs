@@ -315,3 +315,127 @@ fn a_queue_pair_that_connects_again_has_lost_its_peer() {
     );
     world.finish();
 }
+
+#[test]
+fn other_kinds_of_queue_pairs() {
+    use crate::rdma_cm::QpKind::{Rc, Uc, Ud, XrcInitiator, XrcTarget};
+    for (ours, theirs) in [(Rc, Rc), (Uc, Uc), (XrcInitiator, XrcTarget)] {
+        let mut world = World::new(13);
+        let listener = world.create_of(1, PortSpace::Ib, theirs);
+        world.bind(1, listener, "0.0.0.0:5").unwrap();
+        world.listen(1, listener, 0).unwrap();
+        let client = world.create_of(0, PortSpace::Ib, ours);
+        world.resolve_to(0, client, "10.0.0.2:5");
+        world.connect(0, client, parameters(1)).unwrap();
+        let server = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
+        world.accept(1, server, Some(parameters(2))).unwrap();
+        world.expect(0, EventKind::ConnectResponse);
+        let masks = |world: &mut World, host, id| {
+            [TargetState::Rtr, TargetState::Rts].map(|state| world.attributes(host, id, state).unwrap().mask)
+        };
+        // Both halves of RC, none of UC; the initiator of XRC retries, the target answers.
+        let (rtr, rts) = (0x0010_1181, 0x0001_0001);
+        let expected = match ours {
+            Rc => [[rtr | 0x2_8000, rts | 0x2e00]; 2],
+            Uc => [[rtr, rts]; 2],
+            _ => [[rtr, rts | 0x2e00], [rtr | 0x2_8000, rts | 0x200]],
+        };
+        let found = [masks(&mut world, 0, client), masks(&mut world, 1, server)];
+        assert_eq!(found, expected, "{ours:?}");
+        world.accept(0, client, None).unwrap();
+        world.expect(1, EventKind::Established);
+        world.finish();
+    }
+    // Kinds that do not go together, and one that does not connect.
+    let mut world = World::new(14);
+    world.listener(1, PortSpace::Ib, "0.0.0.0:5");
+    let client = world.create_of(0, PortSpace::Ib, Uc);
+    world.resolve_to(0, client, "10.0.0.2:5");
+    world.connect(0, client, parameters(1)).unwrap();
+    assert_eq!(world.expect(0, EventKind::Rejected).status, 28);
+    let client = world.create_of(0, PortSpace::Ib, XrcTarget);
+    world.resolve_to(0, client, "10.0.0.2:5");
+    assert_eq!(world.connect(0, client, parameters(1)), Err(libc::EINVAL));
+    let client = world.create_of(0, PortSpace::Ib, Ud);
+    world.resolve_to(0, client, "10.0.0.2:5");
+    world.connect(0, client, parameters(1)).unwrap();
+    assert_eq!(world.expect(0, EventKind::Unreachable).status, 2);
+    world.finish();
+}
+
+#[test]
+fn enhanced_connection_options_pass_through() {
+    use crate::rdma_cm::Ece;
+    let ece = |n: u32| Ece {
+        vendor_id: 0xab_cd00 + n,
+        attr_mod: 0x1234_5600 + n,
+    };
+    let mut world = World::new(15);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let id = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+    let connect = Command::Connect {
+        id,
+        parameters: parameters(1),
+        ece: ece(1),
+    };
+    world.command(0, connect).unwrap();
+    let request = world.expect(1, EventKind::ConnectRequest);
+    assert_eq!(request.ece, ece(1));
+    let accept = Command::Accept {
+        id: request.new_id.unwrap(),
+        parameters: Some(parameters(2)),
+        ece: ece(2),
+    };
+    world.command(1, accept).unwrap();
+    assert_eq!(world.expect(0, EventKind::ConnectResponse).ece, ece(2));
+    world.finish();
+}
+
+#[test]
+fn the_listener_that_is_meant() {
+    use super::world::device;
+    let mut world = World::of(
+        16,
+        vec![
+            vec![device("a", 2, &["fe80::a", "10.0.0.1", "fd00::1"])],
+            vec![device("b", 3, &["fe80::b", "10.0.0.2", "10.0.0.3", "fd00::2"])],
+        ],
+    );
+    let only = |world: &mut World, at: &str| {
+        let id = world.create(1, PortSpace::Tcp);
+        let option = IdOption::AddressFamilyOnly(true);
+        world.command(1, Command::SetOption { id, option }).unwrap();
+        world.bind(1, id, at).unwrap();
+        world.listen(1, id, 0).unwrap();
+        id
+    };
+    let any4 = world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let any6 = only(&mut world, "[::]:5");
+    let one = world.listener(1, PortSpace::Tcp, "10.0.0.2:6");
+    let other = world.listener(1, PortSpace::Tcp, "10.0.0.3:6");
+    let local = world.listener(1, PortSpace::Tcp, "[fe80::b%3]:6");
+    for (to, listener) in [
+        ("10.0.0.2:5", Some(any4)),
+        ("10.0.0.3:5", Some(any4)),
+        ("[fd00::2]:5", Some(any6)),
+        ("[fe80::b%2]:5", Some(any6)),
+        ("10.0.0.2:6", Some(one)),
+        ("10.0.0.3:6", Some(other)),
+        ("[fe80::b%2]:6", Some(local)),
+        ("[fd00::2]:6", None),
+    ] {
+        let client = world.route(0, PortSpace::Tcp, to);
+        world.connect(0, client, parameters(1)).unwrap();
+        match listener {
+            Some(listener) => {
+                let event = world.expect(1, EventKind::ConnectRequest);
+                assert_eq!(event.id, listener, "{to}");
+                let id = event.new_id.unwrap();
+                world.command(1, Command::Destroy { id }).unwrap();
+                world.expect(0, EventKind::Rejected);
+            }
+            None => assert_eq!(world.expect(0, EventKind::Rejected).status, 28, "{to}"),
+        }
+    }
+    world.finish();
+}

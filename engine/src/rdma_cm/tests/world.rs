@@ -59,6 +59,8 @@ pub enum Fault {
 pub enum Death {
     /// All that the call gave.
     After,
+    /// All, but its MADs were not sent.
+    BeforeSending,
     /// Nothing, but its MADs were sent.
     BeforeTelling,
     /// Nothing, and nothing was sent.
@@ -185,8 +187,9 @@ impl World {
                 self.kill_program(host);
             }
             Some(death) => {
-                let told = death == Death::After;
-                self.drain(host, told, death != Death::Before);
+                let told = matches!(death, Death::After | Death::BeforeSending);
+                let sent = matches!(death, Death::After | Death::BeforeTelling);
+                self.drain(host, told, sent);
                 let lost = self.hosts[host].restart(self.now);
                 assert_eq!(lost, [], "a daemon that follows goes on with all");
                 self.drain(host, true, true);
