@@ -4,13 +4,13 @@ mod common;
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::UdpSocket;
+use std::net::{SocketAddrV6, UdpSocket};
 use std::process::{Child, Command as Process, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Daemon, eventually, in_fresh_namespace};
+use common::{Daemon, eventually, in_fresh_namespace, ip};
 use ferroce_engine::control::protocol::{CmProcessStatus, DaemonStatus, Reply, Request};
 use ferroce_engine::control::{Client, Lease, Listener, Session};
 use ferroce_engine::rdma_cm::{
@@ -298,6 +298,46 @@ fn nobody_listens() {
         (event.kind, event.status),
         (EventKind::AddressError, -libc::ENETUNREACH)
     );
+}
+
+#[test]
+fn what_takes_too_long_ends_in_time() {
+    if !in_fresh_namespace("what_takes_too_long_ends_in_time") {
+        return;
+    }
+    ip("link add veth0 type veth peer name veth1");
+    ip("addr add 10.0.0.1/24 dev veth0");
+    ip("link set veth0 up");
+    ip("link set veth1 up");
+    let _daemon = Daemon::start(&[]);
+    let client = Program::start();
+    // Two that nobody answers for, of whom one is destroyed.
+    let [gone, late] = ["10.0.0.77:1", "10.0.0.78:1"].map(|to| {
+        let id = client.create();
+        client.ask(Command::ResolveAddress {
+            id,
+            source: None,
+            dest: address(to),
+            timeout_ms: 300,
+        });
+        id
+    });
+    client.ask(Command::Destroy { id: gone });
+    let start = Instant::now();
+    let event = client.events.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(
+        (event.id, event.kind, event.status),
+        (late, EventKind::AddressError, -libc::ETIMEDOUT)
+    );
+    assert!(start.elapsed() >= Duration::from_millis(200));
+    // Scope ids arrive: this is an address of the other end.
+    let id = client.create();
+    let scoped = |scope| {
+        let address = Address::Ip(SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, scope).into());
+        client.session.ask(Command::Bind { id, address })
+    };
+    assert_eq!(scoped(0), Err(libc::EINVAL));
+    assert_eq!(scoped(1), Err(libc::ENODEV));
 }
 
 #[test]

@@ -22,9 +22,46 @@ pub const MAX_PRIVATE_DATA: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Address {
     /// `sockaddr_in` or `sockaddr_in6`, with port and scope id.
-    Ip(SocketAddr),
+    Ip(#[serde(with = "socket_address")] SocketAddr),
     /// `sockaddr_ib`.
     Ib(IbAddress),
+}
+
+/// A socket address with flow information and scope id, which serde's own form of it leaves out.
+mod socket_address {
+    use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    type Parts = (IpAddr, u16, u32, u32);
+
+    pub fn serialize<S: Serializer>(address: &SocketAddr, serializer: S) -> Result<S::Ok, S::Error> {
+        let (flow_info, scope_id) = match address {
+            SocketAddr::V4(_) => (0, 0),
+            SocketAddr::V6(v6) => (v6.flowinfo(), v6.scope_id()),
+        };
+        let parts: Parts = (address.ip(), address.port(), flow_info, scope_id);
+        parts.serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+        let (ip, port, flow_info, scope_id) = Parts::deserialize(deserializer)?;
+        Ok(match ip {
+            IpAddr::V4(_) => SocketAddr::new(ip, port),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, flow_info, scope_id).into(),
+        })
+    }
+
+    #[test]
+    fn nothing_is_left_out() {
+        use super::Address;
+        let v6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 7471, 0x12345, 9);
+        for address in [SocketAddr::V6(v6), "10.0.0.1:7471".parse().unwrap()] {
+            let address = Address::Ip(address);
+            let bytes = postcard::to_stdvec(&address).unwrap();
+            assert_eq!(postcard::from_bytes::<Address>(&bytes).unwrap(), address);
+        }
+    }
 }
 
 /// `sockaddr_ib`, in host byte order.

@@ -64,7 +64,7 @@ impl ConnectionManager {
         let start = random() as u32;
         Ok(Self {
             cm: RdmaCm::new(Box::new(random)),
-            gsi: Gsi::new(socket, same, start, now())?,
+            gsi: Gsi::new(socket, same, start, time())?,
             resolver: Resolver::new()?,
             sessions: BTreeSet::new(),
             kept: BTreeMap::new(),
@@ -86,7 +86,7 @@ impl ConnectionManager {
     /// Takes over the present devices.
     pub fn set_devices(&mut self, devices: &[DeviceInfo]) -> Letters {
         self.gsi.set_devices(devices);
-        self.cm.set_devices(now(), devices);
+        self.cm.set_devices(time(), devices);
         self.letters(None)
     }
 
@@ -100,7 +100,7 @@ impl ConnectionManager {
     ) -> Letters {
         self.open(session, privileged);
         let answered = !matches!(command, Command::Taken { .. });
-        let result = self.cm.command(now(), session, command);
+        let result = self.cm.command(time(), session, command);
         debug!(session, sequence, ?result, "RDMA CM");
         self.letters(answered.then_some(Pending {
             session,
@@ -140,14 +140,14 @@ impl ConnectionManager {
 
     /// Tries again what could not go on; what is late is lost.
     pub fn go_on_restoring(&mut self) -> Letters {
-        let (now, time) = (Instant::now(), now());
+        let now = time();
         let mut over = Letters::new();
         for mut restore in mem::take(&mut self.restores) {
             let session = restore.session;
             restore
                 .left
-                .retain(|keepsake| keepsake.state.is_some() && !self.cm.restore(time, session, keepsake));
-            if restore.left.is_empty() || restore.deadline <= now {
+                .retain(|keepsake| keepsake.state.is_some() && !self.cm.restore(now, session, keepsake));
+            if restore.left.is_empty() || restore.deadline <= Instant::now() {
                 let lost: Vec<Id> = restore.left.iter().map(|it| it.id).collect();
                 info!(session, lost = lost.len(), "ids of an earlier daemon go on");
                 over.push((session, Reply::CmRestored { lost }));
@@ -171,7 +171,7 @@ impl ConnectionManager {
             return Letters::new();
         }
         self.restores.retain(|it| it.session != session);
-        self.cm.close(now(), session);
+        self.cm.close(time(), session);
         let letters = self.letters(None);
         self.kept.remove(&session);
         letters
@@ -179,9 +179,9 @@ impl ConnectionManager {
 
     /// Takes MADs that have come.
     pub fn arrivals(&mut self) -> io::Result<Letters> {
-        let time = now();
+        let now = time();
         let cm = &mut self.cm;
-        let received = self.gsi.receive(time, |arrival| cm.receive(time, arrival));
+        let received = self.gsi.receive(now, |arrival| cm.receive(now, arrival));
         // What came before an error is done all the same.
         let letters = self.letters(None);
         received.map(|()| letters)
@@ -196,10 +196,10 @@ impl ConnectionManager {
 
     /// Does what is due.
     pub fn expire(&mut self) -> Letters {
-        let time = now();
-        self.resolved.extend(self.resolver.expire(time));
-        if self.cm.deadline().is_some_and(|deadline| deadline <= time) {
-            self.cm.timeout(time);
+        let now = time();
+        self.resolved.extend(self.resolver.expire(now));
+        if self.cm.deadline().is_some_and(|deadline| deadline <= now) {
+            self.cm.timeout(now);
         }
         let mut letters = self.letters(None);
         if !self.restores.is_empty() {
@@ -210,15 +210,24 @@ impl ConnectionManager {
 
     /// When [`ConnectionManager::expire`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let all = [self.cm.deadline(), self.resolver.deadline(), self.gsi.deadline()];
-        let timers = all.into_iter().flatten().min().map(instant);
         let restores = self.restores.iter().map(|it| it.deadline);
-        restores.chain(timers).min()
+        restores.chain(self.timer().map(instant)).min()
+    }
+
+    /// Whether it has something to do now.
+    pub fn is_due(&self) -> bool {
+        let now = Instant::now();
+        self.timer().is_some_and(|timer| timer <= time()) || self.restores.iter().any(|it| it.deadline <= now)
+    }
+
+    fn timer(&self) -> Option<Time> {
+        let all = [self.cm.deadline(), self.resolver.deadline(), self.gsi.deadline()];
+        all.into_iter().flatten().min()
     }
 
     /// Until when MADs are not to be received, as there were too many.
     pub fn paused_until(&mut self) -> Option<Instant> {
-        self.gsi.paused_until(now()).map(instant)
+        self.gsi.paused_until(time()).map(instant)
     }
 
     /// True while peers are still to be told something, or may have to be: connections that end.
@@ -284,7 +293,7 @@ impl ConnectionManager {
                 break;
             }
             for (token, outcome) in mem::take(&mut self.resolved) {
-                self.cm.resolved(now(), token, outcome);
+                self.cm.resolved(time(), token, outcome);
             }
         }
         let sessions: Vec<Session> = self.kept.keys().copied().collect();
@@ -292,7 +301,7 @@ impl ConnectionManager {
             let keepsakes = self.take_kept(session, &mut letters);
             letters.push((session, Reply::CmKeepsakes(keepsakes)));
         }
-        self.gsi.transmit(now());
+        self.gsi.transmit(time());
         letters
     }
 
@@ -339,12 +348,12 @@ impl ConnectionManager {
 }
 
 /// Now, by the monotonic clock: the same for all daemons of a host.
-fn now() -> Time {
+fn time() -> Time {
     let now = clock_gettime(ClockId::Monotonic);
     Time::from_nanos(now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned())
 }
 
 fn instant(time: Time) -> Instant {
     // A little later: a timer that is early would find nothing to do.
-    Instant::now() + time.since(now()) + Duration::from_micros(1)
+    Instant::now() + time.since(self::time()) + Duration::from_micros(1)
 }

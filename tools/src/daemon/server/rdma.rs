@@ -140,7 +140,7 @@ impl Server {
                 self.listen_for_mads(true);
             }
         }
-        if self.cm.deadline().is_some_and(|deadline| deadline <= now) {
+        if self.cm.is_due() {
             let letters = self.cm.expire();
             self.deliver(letters);
         }
