@@ -1,6 +1,6 @@
 //! What a queue pair is to be set to for its id (INIT_QP_ATTR), and what is known of an id (QUERY).
 
-use super::{Errno, Id, QpAttributes, QpKind, RdmaCm, Route, Session, TargetState};
+use super::{Errno, Handle, QpAttributes, QpKind, RdmaCm, Route, TargetState};
 use crate::verbs::{Access, QpAttrMask, QpState};
 
 /// The only port of a device.
@@ -8,13 +8,8 @@ pub(super) const PORT: u8 = 1;
 
 impl RdmaCm {
     /// INIT_QP_ATTR.
-    pub(super) fn qp_attributes(
-        &mut self,
-        session: Session,
-        id: Id,
-        target: TargetState,
-    ) -> Result<QpAttributes, Errno> {
-        let entry = self.own_bound(session, id)?;
+    pub(super) fn qp_attributes(&mut self, id: Handle, target: TargetState) -> Result<QpAttributes, Errno> {
+        let entry = self.own_bound(id)?;
         match entry.comm {
             Some(comm) if !entry.kept.is_datagram() => self.connected_attributes(id, comm, target),
             _ => Ok(self.first_attributes(id, target)),
@@ -23,7 +18,7 @@ impl RdmaCm {
 
     /// Attributes of a queue pair that has no peer yet, or never has one: as in the kernel those of INIT, whatever was
     /// asked for.
-    fn first_attributes(&mut self, id: Id, target: TargetState) -> QpAttributes {
+    fn first_attributes(&mut self, id: Handle, target: TargetState) -> QpAttributes {
         let kept = &mut self.entry_mut(id).kept;
         let mut attributes = QpAttributes {
             state: number(target),
@@ -48,7 +43,7 @@ impl RdmaCm {
     /// Attributes by what both sides have said.
     fn connected_attributes(
         &self,
-        id: Id,
+        id: Handle,
         comm: crate::cm::CommId,
         target: TargetState,
     ) -> Result<QpAttributes, Errno> {
@@ -121,8 +116,8 @@ impl RdmaCm {
     }
 
     /// QUERY and QUERY_ROUTE.
-    pub(super) fn query(&self, session: Session, id: Id) -> Result<Route, Errno> {
-        let kept = &self.own(session, id)?.kept;
+    pub(super) fn query(&self, id: Handle) -> Result<Route, Errno> {
+        let kept = &self.own(id)?.kept;
         let (source_gid, dest_gid) = self.gids_of(kept);
         let bound = kept.bound.as_ref();
         Ok(Route {

@@ -5,18 +5,23 @@ use std::net::IpAddr;
 use super::address::{Family, space_of_service};
 use super::id::{Bound, Kept, State};
 use super::ports::{EPHEMERAL, FIRST_UNPRIVILEGED};
-use super::{Address, Errno, Id, PortSpace, RdmaCm, Session};
+use super::{Address, Errno, Handle, PortSpace, RdmaCm};
 use crate::control::DeviceInfo;
 
 impl RdmaCm {
     /// BIND.
-    pub(super) fn bind(&mut self, session: Session, id: Id, address: Address) -> Result<(), Errno> {
-        let dest = self.own(session, id)?.kept.dest;
+    pub(super) fn bind(&mut self, id: Handle, address: Address) -> Result<(), Errno> {
+        let dest = self.own(id)?.kept.dest;
         self.bind_to(id, address, dest)
     }
 
     /// Binds a new id; `dest` is where it will connect to, if that is known.
-    pub(super) fn bind_to(&mut self, id: Id, address: Address, dest: Option<Address>) -> Result<(), Errno> {
+    pub(super) fn bind_to(
+        &mut self,
+        id: Handle,
+        address: Address,
+        dest: Option<Address>,
+    ) -> Result<(), Errno> {
         let kept = &self.entry(id).kept;
         if kept.state != State::Idle {
             return Err(libc::EINVAL);
@@ -30,7 +35,7 @@ impl RdmaCm {
         bound
     }
 
-    fn bind_unchecked(&mut self, id: Id, address: Address, dest: Option<Address>) -> Result<(), Errno> {
+    fn bind_unchecked(&mut self, id: Handle, address: Address, dest: Option<Address>) -> Result<(), Errno> {
         let mut ifindex = self.entry(id).kept.ifindex;
         if let Some(scope) = address.link_local_scope() {
             if scope == 0 {
@@ -95,7 +100,7 @@ impl RdmaCm {
     }
 
     /// Gives the id's source a port, that which it names or any.
-    fn get_port(&mut self, id: Id) -> Result<(), Errno> {
+    fn get_port(&mut self, id: Handle) -> Result<(), Errno> {
         let kept = &mut self.entry_mut(id).kept;
         let space = match &mut kept.source {
             Some(Address::Ib(ib)) => {
@@ -115,7 +120,7 @@ impl RdmaCm {
         }
     }
 
-    fn take_port(&mut self, id: Id, space: PortSpace, port: u16) -> Result<(), Errno> {
+    fn take_port(&mut self, id: Handle, space: PortSpace, port: u16) -> Result<(), Errno> {
         if port < FIRST_UNPRIVILEGED && !self.is_privileged(id) {
             return Err(libc::EACCES);
         }
@@ -124,7 +129,7 @@ impl RdmaCm {
         Ok(())
     }
 
-    fn take_any_port(&mut self, id: Id, space: PortSpace) -> Result<(), Errno> {
+    fn take_any_port(&mut self, id: Handle, space: PortSpace) -> Result<(), Errno> {
         let (low, high) = (*EPHEMERAL.start(), *EPHEMERAL.end());
         let count = high - low + 1;
         let first = (self.random() % u64::from(count)) as u16;
@@ -139,7 +144,7 @@ impl RdmaCm {
     }
 
     /// Notes that the id owns the port of its source.
-    pub(super) fn own_port(&mut self, id: Id, space: PortSpace, port: u16) {
+    pub(super) fn own_port(&mut self, id: Handle, space: PortSpace, port: u16) {
         self.ports.take(space, port, id);
         let kept = &mut self.entry_mut(id).kept;
         kept.owns_port = Some(space);
@@ -148,7 +153,7 @@ impl RdmaCm {
         }
     }
 
-    pub(super) fn release_port(&mut self, id: Id) {
+    pub(super) fn release_port(&mut self, id: Handle) {
         let kept = &mut self.entry_mut(id).kept;
         if let (Some(space), Some(source)) = (kept.owns_port.take(), kept.source) {
             self.ports.release(space, source.port(), id);
@@ -156,7 +161,13 @@ impl RdmaCm {
     }
 
     /// Whether an id may have a port that it names, beside those who have it.
-    pub(super) fn check_port(&self, id: Id, space: PortSpace, port: u16, reuse: bool) -> Result<(), Errno> {
+    pub(super) fn check_port(
+        &self,
+        id: Handle,
+        space: PortSpace,
+        port: u16,
+        reuse: bool,
+    ) -> Result<(), Errno> {
         let kept = &self.entry(id).kept;
         self.ports
             .owners(space, port)
@@ -182,7 +193,7 @@ impl RdmaCm {
     }
 
     /// Whether a port, with own and the peer's addresses, names the id alone: then it may share the port.
-    fn is_unique(&self, id: Id, space: PortSpace, port: u16) -> bool {
+    fn is_unique(&self, id: Handle, space: PortSpace, port: u16) -> bool {
         let kept = &self.entry(id).kept;
         self.ports
             .owners(space, port)

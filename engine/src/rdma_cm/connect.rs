@@ -5,7 +5,7 @@ use ferroce_wire::gid::Gid;
 
 use super::id::{Kept, State};
 use super::listen::{SERVICE_TIMEOUT, data_offset};
-use super::{Address, Details, Ece, Errno, Event, EventKind, Id, Parameters, QpKind, RdmaCm, Session};
+use super::{Address, Details, Ece, Errno, Event, EventKind, Handle, Parameters, QpKind, RdmaCm};
 use crate::cm::{self, CommId, ReplyParameters, RequestParameters, SidrReplyParameters, Transport};
 use crate::time::Time;
 
@@ -33,12 +33,11 @@ impl RdmaCm {
     pub(super) fn connect(
         &mut self,
         now: Time,
-        session: Session,
-        id: Id,
+        id: Handle,
         parameters: &Parameters,
         ece: Ece,
     ) -> Result<(), Errno> {
-        let kept = &self.own_bound(session, id)?.kept;
+        let kept = &self.own_bound(id)?.kept;
         if kept.state != State::RouteResolved {
             return Err(libc::EINVAL);
         }
@@ -98,12 +97,11 @@ impl RdmaCm {
     pub(super) fn accept(
         &mut self,
         now: Time,
-        session: Session,
-        id: Id,
+        id: Handle,
         parameters: Option<&Parameters>,
         ece: Ece,
     ) -> Result<(), Errno> {
-        let kept = &self.own_bound(session, id)?.kept;
+        let kept = &self.own_bound(id)?.kept;
         if kept.state != State::Connect {
             return Err(libc::EINVAL);
         }
@@ -128,7 +126,7 @@ impl RdmaCm {
     fn reply(
         &mut self,
         now: Time,
-        id: Id,
+        id: Handle,
         comm: CommId,
         parameters: &Parameters,
         ece: Ece,
@@ -157,8 +155,7 @@ impl RdmaCm {
     pub(super) fn reject(
         &mut self,
         now: Time,
-        session: Session,
-        id: Id,
+        id: Handle,
         reason: u8,
         private_data: &[u8],
     ) -> Result<(), Errno> {
@@ -167,14 +164,14 @@ impl RdmaCm {
             reason @ (RejReason::CONSUMER_DEFINED | RejReason::VENDOR_OPTION_NOT_SUPPORTED) => reason,
             _ => return Err(libc::EINVAL),
         };
-        let comm = self.own_bound(session, id)?.comm.ok_or(libc::EINVAL)?;
+        let comm = self.own_bound(id)?.comm.ok_or(libc::EINVAL)?;
         self.refuse(now, id, comm, reason, private_data)
     }
 
     fn refuse(
         &mut self,
         now: Time,
-        id: Id,
+        id: Handle,
         comm: CommId,
         reason: RejReason,
         private_data: &[u8],
@@ -197,8 +194,8 @@ impl RdmaCm {
     }
 
     /// DISCONNECT. As in the kernel it succeeds wherever there is, or was, something to disconnect.
-    pub(super) fn disconnect(&mut self, now: Time, session: Session, id: Id) -> Result<(), Errno> {
-        let comm = self.own_bound(session, id)?.comm.ok_or(libc::EINVAL)?;
+    pub(super) fn disconnect(&mut self, now: Time, id: Handle) -> Result<(), Errno> {
+        let comm = self.own_bound(id)?.comm.ok_or(libc::EINVAL)?;
         if self.cm.disconnect(now, comm, &[]).is_err() {
             let _ = self.cm.answer_disconnect(now, comm, &[]);
         }
@@ -206,8 +203,8 @@ impl RdmaCm {
     }
 
     /// NOTIFY.
-    pub(super) fn notify(&mut self, now: Time, session: Session, id: Id, event: u32) -> Result<(), Errno> {
-        let comm = self.own_bound(session, id)?.comm.ok_or(libc::EINVAL)?;
+    pub(super) fn notify(&mut self, now: Time, id: Handle, event: u32) -> Result<(), Errno> {
+        let comm = self.own_bound(id)?.comm.ok_or(libc::EINVAL)?;
         match event {
             COMMUNICATION_ESTABLISHED => self.cm.establish(now, comm),
             // Others, a migrated path too, are none that a RoCE connection knows.
@@ -256,7 +253,7 @@ impl RdmaCm {
         }
     }
 
-    fn reply_came(&mut self, id: Id, comm: CommId, reply: &cm::Reply) {
+    fn reply_came(&mut self, id: Handle, comm: CommId, reply: &cm::Reply) {
         // A duplicate says that the peer has waited long: it is asked for patience.
         let _ = self.cm.delay_when_asked(comm, SERVICE_TIMEOUT);
         let message = &reply.message;
@@ -277,28 +274,28 @@ impl RdmaCm {
         self.tell_more(id, EventKind::ConnectResponse, 0, details, ece);
     }
 
-    fn ended(&mut self, id: Id, status: i32) {
+    fn ended(&mut self, id: Handle, status: i32) {
         self.entry_mut(id).kept.state = State::Disconnect;
         self.tell(id, EventKind::Disconnected, status);
     }
 
     /// The connection belongs to the id from now on.
-    pub(super) fn connect_comm(&mut self, id: Id, comm: CommId) {
+    pub(super) fn connect_comm(&mut self, id: Handle, comm: CommId) {
         self.comms.insert(comm, id);
         self.entry_mut(id).comm = Some(comm);
     }
 
     /// Tells the program of an event without details.
-    pub(super) fn tell(&mut self, id: Id, kind: EventKind, status: i32) {
+    pub(super) fn tell(&mut self, id: Handle, kind: EventKind, status: i32) {
         self.tell_more(id, kind, status, Details::None, Ece::default());
     }
 
     /// Tells the program of an event, unless it does not know the id yet: then its accept fails.
-    pub(super) fn tell_more(&mut self, id: Id, kind: EventKind, status: i32, details: Details, ece: Ece) {
+    pub(super) fn tell_more(&mut self, id: Handle, kind: EventKind, status: i32, details: Details, ece: Ece) {
         let entry = self.entry(id);
         if entry.kept.known {
             let event = Event {
-                id,
+                id: id.number,
                 kind,
                 status,
                 details,
@@ -306,7 +303,7 @@ impl RdmaCm {
                 new_id: None,
                 membership: None,
             };
-            self.push_event(entry.session, event);
+            self.push_event(id.session, event);
         }
     }
 }

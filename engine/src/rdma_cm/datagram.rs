@@ -6,8 +6,8 @@ use ferroce_wire::cm::ip_header::UDP_QKEY;
 use super::connect::{MAX_RETRIES, RESPONSE_TIMEOUT, ece_for_peer, ece_for_program, with_header};
 use super::id::Kept;
 use super::{
-    Address, AddressVector, DatagramParameters, Details, Ece, Errno, EventKind, Id, Parameters, PathRecord,
-    PortSpace, RdmaCm,
+    Address, AddressVector, DatagramParameters, Details, Ece, Errno, EventKind, Handle, Parameters,
+    PathRecord, PortSpace, RdmaCm,
 };
 use crate::cm::{CommId, SidrParameters, SidrReply, SidrReplyParameters};
 use crate::time::Time;
@@ -20,7 +20,7 @@ impl RdmaCm {
     pub(super) fn ask_datagram(
         &mut self,
         now: Time,
-        id: Id,
+        id: Handle,
         parameters: &Parameters,
     ) -> Result<CommId, Errno> {
         let kept = &self.entry(id).kept;
@@ -40,7 +40,7 @@ impl RdmaCm {
     pub(super) fn accept_datagram(
         &mut self,
         now: Time,
-        id: Id,
+        id: Handle,
         comm: CommId,
         parameters: Option<&Parameters>,
         ece: Ece,
@@ -68,7 +68,7 @@ impl RdmaCm {
     }
 
     /// The service has answered.
-    pub(super) fn sidr_reply_came(&mut self, id: Id, reply: &SidrReply) {
+    pub(super) fn sidr_reply_came(&mut self, id: Handle, reply: &SidrReply) {
         let message = &reply.message;
         let mut datagram = DatagramParameters {
             private_data: message.private_data.to_vec(),

@@ -1,7 +1,7 @@
 //! Devices that come, change and go.
 
 use super::id::State;
-use super::{EventKind, Id, RdmaCm};
+use super::{EventKind, Handle, RdmaCm};
 use crate::control::DeviceInfo;
 
 impl RdmaCm {
@@ -38,7 +38,7 @@ impl RdmaCm {
     }
 
     /// The ids of a device, but for those that have lost theirs before.
-    fn bound_to(&self, device: &DeviceInfo) -> Vec<Id> {
+    fn bound_to(&self, device: &DeviceInfo) -> Vec<Handle> {
         self.ids
             .iter()
             .filter(|(_, entry)| {
@@ -54,7 +54,7 @@ impl RdmaCm {
     }
 
     /// All that is left of an id is its number: the program is to destroy it.
-    fn device_removed(&mut self, id: Id) {
+    fn device_removed(&mut self, id: Handle) {
         self.touch(id);
         let requests = match self.entry(id).kept.state {
             State::Listen => self.requests_of(id),

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Id, MembershipId, PathRecord, PortSpace, QpKind, Session};
+use super::{Address, Id, MembershipId, PathRecord, PortSpace, QpKind};
 use crate::cm::CommId;
 
 /// Most ids and memberships of a process.
 pub(super) const MAX_IDS_OF_SESSION: usize = 32_768;
 /// Most ids of all processes.
-pub(super) const MAX_IDS: usize = 60_000;
+pub(super) const MAX_IDS: usize = 131_072;
 /// Highest number of an id: librdmacm has a table of all handles below 65,536, and checks no bounds.
 pub(super) const MAX_NUMBER: u32 = 65_535;
 
@@ -99,7 +99,6 @@ pub(super) struct Kept {
 /// An id.
 #[derive(Debug)]
 pub(super) struct Identifier {
-    pub session: Session,
     pub kept: Kept,
     /// The connection, once there is one.
     pub comm: Option<CommId>,

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of an id (`rdma_cm_id`), unique in the daemon: the handle that librdmacm has for it.
+/// Number of an id (`rdma_cm_id`), unique in its process: the handle that librdmacm has for it, below 65,536 since that
+/// keeps a table of them.
 pub type Id = u32;
 
 /// Number of a multicast membership of an id, from the same numbers as ids.

@@ -9,11 +9,11 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use super::address::space_of_service;
-use super::id::{Kept, MAX_NUMBER, State};
+use super::id::{Kept, State};
 use super::listen::MAX_BACKLOG;
 use super::multicast::MAX_MEMBERSHIPS;
 use super::ports::FIRST_UNPRIVILEGED;
-use super::{Address, Id, Keepsake, Output, PortSpace, QpKind, RdmaCm, Session};
+use super::{Address, Handle, Keepsake, Output, PortSpace, QpKind, RdmaCm, Session};
 use crate::time::Time;
 
 /// Layout of the bytes: those of another one are refused.
@@ -31,10 +31,13 @@ struct Saved {
 impl RdmaCm {
     /// Lines up the keepsakes of what has changed.
     pub(super) fn push_keepsakes(&mut self, now: Time) {
-        for (session, id) in std::mem::take(&mut self.gone) {
+        for id in std::mem::take(&mut self.gone) {
             self.ready.push_back(Output::Keepsake {
-                session,
-                keepsake: Keepsake { id, state: None },
+                session: id.session,
+                keepsake: Keepsake {
+                    id: id.number,
+                    state: None,
+                },
             });
         }
         for id in std::mem::take(&mut self.dirty) {
@@ -53,11 +56,10 @@ impl RdmaCm {
             let entry = self.entry_mut(id);
             if entry.kept_as != hash {
                 entry.kept_as = hash;
-                let session = entry.session;
                 self.ready.push_back(Output::Keepsake {
-                    session,
+                    session: id.session,
                     keepsake: Keepsake {
-                        id,
+                        id: id.number,
                         state: Some(bytes),
                     },
                 });
@@ -67,17 +69,17 @@ impl RdmaCm {
 
     /// Goes on with an id of an earlier daemon.
     pub(super) fn take_over(&mut self, now: Time, session: Session, keepsake: &Keepsake) -> Option<()> {
-        let id = keepsake.id;
+        let id = Handle::new(session, keepsake.id);
+        // New ids follow those that are to come back, even if it takes some time.
+        if let Some(process) = self.sessions.get_mut(&session) {
+            process.last_number = process.last_number.max(id.number);
+        }
         let saved = match postcard::take_from_bytes::<Saved>(keepsake.state.as_ref()?) {
             Ok((saved, [])) if saved.layout == LAYOUT => saved,
             _ => return None,
         };
         let kept = saved.kept;
-        if !(1..=MAX_NUMBER).contains(&id)
-            || self.is_used(id)
-            || !self.has_room(session)
-            || !makes_sense(&kept)
-        {
+        if !self.is_free(id) || !self.has_room(session) || !makes_sense(&kept) {
             return None;
         }
         if kept.bound.is_some() && kept.state != State::Removed && self.device_of(&kept).is_none() {
@@ -90,18 +92,18 @@ impl RdmaCm {
         if kept
             .memberships
             .keys()
-            .any(|number| *number == id || self.is_used(*number))
+            .any(|number| *number == id.number || !self.is_free(Handle::new(session, *number)))
         {
             return None;
         }
-        self.insert(session, id, kept);
+        self.insert(id, kept);
         if self.take_port_over(id).is_none() || self.take_comm_over(now, id, saved.comm).is_none() {
             self.drop_restored(now, id);
             return None;
         }
         let memberships: Vec<_> = self.entry(id).kept.memberships.keys().copied().collect();
         for membership in memberships {
-            self.memberships.insert(membership, id);
+            self.memberships.insert(Handle::new(session, membership), id);
             self.hold(session, 1);
         }
         if self.entry(id).kept.state == State::AddressQuery {
@@ -110,7 +112,7 @@ impl RdmaCm {
         Some(())
     }
 
-    fn take_port_over(&mut self, id: Id) -> Option<()> {
+    fn take_port_over(&mut self, id: Handle) -> Option<()> {
         // Owned only once it is found to be free.
         let Some(space) = self.entry_mut(id).kept.owns_port.take() else {
             return Some(());
@@ -122,13 +124,12 @@ impl RdmaCm {
         }
         let reuse = kept.reuse_address && kept.state != State::Listen;
         // Ids of one process are believed to have been beside each other: options may have changed since they were bound.
-        let session = self.entry(id).session;
         let fits = self
             .ports
             .owners(space, port)
-            .map(|other| self.entry(other))
-            .filter(|other| other.session != session)
-            .all(|other| self.fits(kept, &other.kept, reuse).is_ok() || self.differs(kept, &other.kept));
+            .filter(|other| other.session != id.session)
+            .map(|other| &self.entry(other).kept)
+            .all(|theirs| self.fits(kept, theirs, reuse).is_ok() || self.differs(kept, theirs));
         if !fits {
             return None;
         }
@@ -136,7 +137,7 @@ impl RdmaCm {
         Some(())
     }
 
-    fn take_comm_over(&mut self, now: Time, id: Id, exported: Option<Vec<u8>>) -> Option<()> {
+    fn take_comm_over(&mut self, now: Time, id: Handle, exported: Option<Vec<u8>>) -> Option<()> {
         let Some(exported) = exported else {
             return Some(());
         };
@@ -149,7 +150,7 @@ impl RdmaCm {
     }
 
     /// As if the id had never been taken over: its peer is not told, as it may belong to another.
-    fn drop_restored(&mut self, now: Time, id: Id) {
+    fn drop_restored(&mut self, now: Time, id: Handle) {
         if let Some(comm) = self.entry_mut(id).comm.take() {
             self.comms.remove(&comm);
             self.cm.forget(comm);

@@ -8,8 +8,8 @@ use super::bind::gid_index;
 use super::id::{Kept, State};
 use super::resolve::bound;
 use super::{
-    Address, DatagramParameters, Details, Errno, Event, EventKind, IbAddress, Id, Parameters, PathRecord,
-    PortSpace, QpKind, RdmaCm, Session,
+    Address, DatagramParameters, Details, Errno, Event, EventKind, Handle, IbAddress, Parameters, PathRecord,
+    PortSpace, QpKind, RdmaCm,
 };
 use crate::cm::{CommId, Request, SidrReplyParameters, SidrRequest, Transport, Way};
 use crate::time::Time;
@@ -40,8 +40,8 @@ enum Miss {
 
 impl RdmaCm {
     /// LISTEN.
-    pub(super) fn listen(&mut self, session: Session, id: Id, backlog: i32) -> Result<(), Errno> {
-        if self.own(session, id)?.kept.state != State::Bound {
+    pub(super) fn listen(&mut self, id: Handle, backlog: i32) -> Result<(), Errno> {
+        if self.own(id)?.kept.state != State::Bound {
             let any = Address::Ip(SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0));
             self.bind_to(id, any, None)?;
         }
@@ -63,9 +63,10 @@ impl RdmaCm {
     }
 
     /// The program has got the request.
-    pub(super) fn taken(&mut self, session: Session, id: Id) -> Result<(), Errno> {
-        self.own_any(session, id)?;
+    pub(super) fn taken(&mut self, id: Handle) -> Result<(), Errno> {
+        self.own_any(id)?;
         if let Some(listener) = self.entry_mut(id).kept.listener.take() {
+            let listener = Handle::new(id.session, listener);
             if let Some(entry) = self.ids.get_mut(&listener) {
                 entry.kept.backlog = (entry.kept.backlog + 1).min(MAX_BACKLOG);
                 self.touch(listener);
@@ -168,7 +169,7 @@ impl RdmaCm {
     }
 
     /// The listener for a request, and what the new id is to be.
-    fn admit(&self, asked: &Asked, is_ip: bool, way: &Way) -> Result<(Id, Kept), Miss> {
+    fn admit(&self, asked: &Asked, is_ip: bool, way: &Way) -> Result<(Handle, Kept), Miss> {
         let (space, port) = ip_header::port_of_service(asked.service_id).ok_or(Miss::Service)?;
         let space = PortSpace::from_number(space as u32).ok_or(Miss::Service)?;
         let device = self
@@ -200,7 +201,7 @@ impl RdmaCm {
         let mut kept = Kept::new(theirs.port_space, asked.qp_kind, 0);
         kept.state = State::Connect;
         kept.known = false;
-        kept.listener = Some(listener);
+        kept.listener = Some(listener.number);
         kept.bound = Some(bound(device));
         kept.ifindex = device.ifindex;
         if let Some(header) = &asked.header {
@@ -216,14 +217,14 @@ impl RdmaCm {
             kept.source = Some(Address::Ip(SocketAddr::new(ours, port)));
             kept.dest = Some(Address::Ip(SocketAddr::new(theirs, header.src_port)));
         }
-        if theirs.backlog == 0 || !self.has_room(entry.session) {
+        if theirs.backlog == 0 || !self.has_room(listener.session) {
             return Err(Miss::NoRoom);
         }
         Ok((listener, kept))
     }
 
     /// Whether a listener is bound to an address of InfiniBand's own family.
-    fn is_of_ib(&self, listener: Id) -> bool {
+    fn is_of_ib(&self, listener: Handle) -> bool {
         matches!(self.entry(listener).kept.source, Some(Address::Ib(_)))
     }
 
@@ -248,23 +249,29 @@ impl RdmaCm {
     }
 
     /// Makes the id of a request, and tells the listener's program.
-    fn present(&mut self, listener: Id, mut kept: Kept, comm: CommId, details: Details, ece: crate::cm::Ece) {
+    fn present(
+        &mut self,
+        listener: Handle,
+        mut kept: Kept,
+        comm: CommId,
+        details: Details,
+        ece: crate::cm::Ece,
+    ) {
         kept.psn = self.random() as u32 & 0xff_ffff;
-        let session = self.entry(listener).session;
         let entry = self.entry_mut(listener);
         entry.kept.backlog -= 1;
         self.touch(listener);
-        let new_id = self.add(session, kept);
+        let new_id = self.add(listener.session, kept);
         self.connect_comm(new_id, comm);
         self.push_event(
-            session,
+            listener.session,
             Event {
-                id: listener,
+                id: listener.number,
                 kind: EventKind::ConnectRequest,
                 status: 0,
                 details,
                 ece: super::connect::ece_for_program(ece),
-                new_id: Some(new_id),
+                new_id: Some(new_id.number),
                 membership: None,
             },
         );

@@ -40,6 +40,25 @@ pub use interface::*;
 /// Number of a process's connection to the daemon.
 pub type Session = u32;
 
+/// An id or a membership, with the process that has it. A process's numbers are its own: they come back with it to another
+/// daemon, whatever that has given out by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Handle {
+    session: Session,
+    number: u32,
+}
+
+impl Handle {
+    fn new(session: Session, number: u32) -> Handle {
+        Handle { session, number }
+    }
+
+    /// All that a process may have.
+    fn all_of(session: Session) -> std::ops::RangeInclusive<Handle> {
+        Handle::new(session, 0)..=Handle::new(session, u32::MAX)
+    }
+}
+
 /// A source of unguessable numbers.
 type Random = Arc<Mutex<Box<dyn FnMut() -> u64 + Send>>>;
 
@@ -49,21 +68,19 @@ pub struct RdmaCm {
     cm: Cm,
     devices: Vec<DeviceInfo>,
     sessions: BTreeMap<Session, Process>,
-    ids: BTreeMap<Id, Identifier>,
-    comms: BTreeMap<CommId, Id>,
-    memberships: BTreeMap<MembershipId, Id>,
+    ids: BTreeMap<Handle, Identifier>,
+    comms: BTreeMap<CommId, Handle>,
+    memberships: BTreeMap<Handle, Handle>,
     ports: Ports,
-    /// The number that the next id or membership gets, if it is free.
-    next_number: u32,
     /// The number that the next question about an address gets.
     next_token: u64,
     /// The questions without an answer: of which id, and until when.
-    resolves: BTreeMap<u64, (Id, Time)>,
+    resolves: BTreeMap<u64, (Handle, Time)>,
     resolve_deadlines: BTreeSet<(Time, u64)>,
     /// Ids that have changed in this call.
-    dirty: BTreeSet<Id>,
+    dirty: BTreeSet<Handle>,
     /// Ids that have gone in this call.
-    gone: Vec<(Session, Id)>,
+    gone: Vec<Handle>,
     /// What this call gives, but for keepsakes and MADs, which go first.
     outputs: VecDeque<Output>,
     /// What is to be polled.
@@ -76,8 +93,9 @@ pub struct RdmaCm {
 #[derive(Debug, Default)]
 struct Process {
     privileged: bool,
-    ids: BTreeSet<Id>,
-    /// Its ids and memberships.
+    /// The number that was given out last.
+    last_number: u32,
+    /// How many ids and memberships it has.
     held: usize,
 }
 
@@ -187,7 +205,6 @@ impl RdmaCm {
     pub fn new(random: Box<dyn FnMut() -> u64 + Send>) -> RdmaCm {
         let random: Random = Arc::new(Mutex::new(random));
         let shared = Arc::clone(&random);
-        let next_number = random.lock()() as u32;
         RdmaCm {
             cm: Cm::new(Box::new(move || shared.lock()())),
             random,
@@ -197,8 +214,6 @@ impl RdmaCm {
             comms: BTreeMap::new(),
             memberships: BTreeMap::new(),
             ports: Ports::default(),
-            // Elsewhere than an earlier daemon, whose ids may come back.
-            next_number,
             next_token: 1,
             resolves: BTreeMap::new(),
             resolve_deadlines: BTreeSet::new(),
@@ -223,11 +238,7 @@ impl RdmaCm {
 
     /// A process is gone: its ids are destroyed, its connections closed.
     pub fn close(&mut self, now: Time, session: Session) {
-        while let Some(id) = self
-            .sessions
-            .get(&session)
-            .and_then(|process| process.ids.first().copied())
-        {
+        while let Some((&id, _)) = self.ids.range(Handle::all_of(session)).next() {
             self.destroy(now, id);
         }
         self.sessions.remove(&session);
@@ -245,7 +256,7 @@ impl RdmaCm {
     /// EINVAL in the wrong state.
     pub fn command(&mut self, now: Time, session: Session, command: Command) -> Result<Answer, Errno> {
         // Most commands change their id, even where they fail: accept then rejects.
-        let id = subject(&command);
+        let id = subject(&command).map(|id| Handle::new(session, id));
         let result = self.carry_out(now, session, command);
         self.dirty.extend(id);
         self.settle(now);
@@ -253,48 +264,53 @@ impl RdmaCm {
     }
 
     fn carry_out(&mut self, now: Time, session: Session, command: Command) -> Result<Answer, Errno> {
+        let of = |id| Handle::new(session, id);
         match command {
             Command::Create { port_space, qp_kind } => return self.create(session, port_space, qp_kind),
             Command::Destroy { id } => {
-                self.own_any(session, id)?;
-                self.destroy(now, id);
+                self.own_any(of(id))?;
+                self.destroy(now, of(id));
             }
-            Command::Bind { id, address } => self.bind(session, id, address)?,
+            Command::Bind { id, address } => self.bind(of(id), address)?,
             Command::ResolveAddress {
                 id,
                 source,
                 dest,
                 timeout_ms,
-            } => self.resolve_address(now, session, id, (source, dest), timeout_ms)?,
-            Command::ResolveRoute { id, timeout_ms } => self.resolve_route(session, id, timeout_ms)?,
+            } => self.resolve_address(now, of(id), (source, dest), timeout_ms)?,
+            Command::ResolveRoute { id, timeout_ms } => self.resolve_route(of(id), timeout_ms)?,
             Command::Query { id } => {
-                let route = self.query(session, id)?;
+                let route = self.query(of(id))?;
                 return Ok(Answer::Route(Box::new(route)));
             }
             Command::QpAttributes { id, state } => {
-                let attributes = self.qp_attributes(session, id, state)?;
+                let attributes = self.qp_attributes(of(id), state)?;
                 return Ok(Answer::QpAttributes(Box::new(attributes)));
             }
-            Command::Connect { id, parameters, ece } => self.connect(now, session, id, &parameters, ece)?,
-            Command::Listen { id, backlog } => self.listen(session, id, backlog)?,
+            Command::Connect { id, parameters, ece } => self.connect(now, of(id), &parameters, ece)?,
+            Command::Listen { id, backlog } => self.listen(of(id), backlog)?,
             Command::Accept { id, parameters, ece } => {
-                self.accept(now, session, id, parameters.as_ref(), ece)?;
+                self.accept(now, of(id), parameters.as_ref(), ece)?;
             }
             Command::Reject {
                 id,
                 reason,
                 private_data,
-            } => self.reject(now, session, id, reason, &private_data)?,
-            Command::Disconnect { id } => self.disconnect(now, session, id)?,
-            Command::Notify { id, event } => self.notify(now, session, id, event)?,
-            Command::SetOption { id, option } => self.set_option(session, id, option)?,
+            } => self.reject(now, of(id), reason, &private_data)?,
+            Command::Disconnect { id } => self.disconnect(now, of(id))?,
+            Command::Notify { id, event } => self.notify(now, of(id), event)?,
+            Command::SetOption { id, option } => self.set_option(of(id), option)?,
             Command::Join {
                 id,
                 address,
                 send_only,
-            } => return self.join(session, id, address, send_only).map(Answer::Joined),
-            Command::Leave { membership } => self.leave(session, membership)?,
-            Command::Taken { id } => self.taken(session, id)?,
+            } => {
+                return self
+                    .join(of(id), address, send_only)
+                    .map(|membership| Answer::Joined(membership.number));
+            }
+            Command::Leave { membership } => self.leave(of(membership))?,
+            Command::Taken { id } => self.taken(of(id))?,
         }
         Ok(Answer::Done)
     }
@@ -385,30 +401,25 @@ impl RdmaCm {
         };
         let psn = self.random() as u32 & 0xff_ffff;
         let id = self.add(session, Kept::new(port_space, qp_kind, psn));
-        Ok(Answer::Created(id))
+        Ok(Answer::Created(id.number))
     }
 
     /// Ends an id with all that it has.
-    fn destroy(&mut self, now: Time, id: Id) {
+    fn destroy(&mut self, now: Time, id: Handle) {
         self.release(now, id);
         if self.entry(id).kept.state == State::Listen {
             for request in self.requests_of(id) {
                 self.destroy(now, request);
             }
         }
-        let Some(entry) = self.ids.remove(&id) else {
-            return;
-        };
-        if let Some(process) = self.sessions.get_mut(&entry.session) {
-            process.ids.remove(&id);
-        }
-        self.hold(entry.session, -1);
+        self.ids.remove(&id);
+        self.hold(id.session, -1);
         self.dirty.remove(&id);
-        self.gone.push((entry.session, id));
+        self.gone.push(id);
     }
 
     /// Lets go of all that an id has, and tells the peer.
-    fn release(&mut self, now: Time, id: Id) {
+    fn release(&mut self, now: Time, id: Handle) {
         if let Some(comm) = self.entry_mut(id).comm.take() {
             self.comms.remove(&comm);
             self.cm.destroy(now, comm);
@@ -417,31 +428,27 @@ impl RdmaCm {
     }
 
     /// Lets go of question, port and groups.
-    fn lose(&mut self, id: Id) {
+    fn lose(&mut self, id: Handle) {
         self.cancel_resolve(id);
         self.release_port(id);
-        let entry = self.entry_mut(id);
-        let session = entry.session;
-        for membership in std::mem::take(&mut entry.kept.memberships).keys() {
-            self.memberships.remove(membership);
-            self.hold(session, -1);
+        for number in std::mem::take(&mut self.entry_mut(id).kept.memberships).into_keys() {
+            self.memberships.remove(&Handle::new(id.session, number));
+            self.hold(id.session, -1);
         }
     }
 
     /// The requests of a listener that its program has not got.
-    fn requests_of(&self, listener: Id) -> Vec<Id> {
-        let session = self.entry(listener).session;
-        let ids = self.sessions.get(&session).map(|process| &process.ids);
-        ids.into_iter()
-            .flatten()
-            .copied()
-            .filter(|id| self.entry(*id).kept.listener == Some(listener))
+    fn requests_of(&self, listener: Handle) -> Vec<Handle> {
+        self.ids
+            .range(Handle::all_of(listener.session))
+            .filter(|(_, entry)| entry.kept.listener == Some(listener.number))
+            .map(|(id, _)| *id)
             .collect()
     }
 
     /// The id, if the process has it and its device is not gone.
-    fn own(&self, session: Session, id: Id) -> Result<&Identifier, Errno> {
-        self.own_any(session, id)?;
+    fn own(&self, id: Handle) -> Result<&Identifier, Errno> {
+        self.own_any(id)?;
         let entry = self.entry(id);
         if entry.kept.state == State::Removed {
             Err(libc::EIO)
@@ -451,8 +458,8 @@ impl RdmaCm {
     }
 
     /// The id, if the process has it, and it is bound to a device.
-    fn own_bound(&self, session: Session, id: Id) -> Result<&Identifier, Errno> {
-        let entry = self.own(session, id)?;
+    fn own_bound(&self, id: Handle) -> Result<&Identifier, Errno> {
+        let entry = self.own(id)?;
         if entry.kept.bound.is_none() {
             Err(libc::EINVAL)
         } else {
@@ -460,26 +467,26 @@ impl RdmaCm {
         }
     }
 
-    fn own_any(&self, session: Session, id: Id) -> Result<(), Errno> {
-        match self.ids.get(&id) {
-            Some(entry) if entry.session == session => Ok(()),
-            _ => Err(libc::ENOENT),
+    fn own_any(&self, id: Handle) -> Result<(), Errno> {
+        if self.ids.contains_key(&id) {
+            Ok(())
+        } else {
+            Err(libc::ENOENT)
         }
     }
 
     /// An id that is there.
-    fn entry(&self, id: Id) -> &Identifier {
+    fn entry(&self, id: Handle) -> &Identifier {
         self.ids.get(&id).expect("the id is in the table")
     }
 
-    fn entry_mut(&mut self, id: Id) -> &mut Identifier {
+    fn entry_mut(&mut self, id: Handle) -> &mut Identifier {
         self.ids.get_mut(&id).expect("the id is in the table")
     }
 
-    fn is_privileged(&self, id: Id) -> bool {
-        let session = self.entry(id).session;
+    fn is_privileged(&self, id: Handle) -> bool {
         self.sessions
-            .get(&session)
+            .get(&id.session)
             .is_some_and(|process| process.privileged)
     }
 
@@ -499,39 +506,48 @@ impl RdmaCm {
     }
 
     /// Adds an id.
-    fn add(&mut self, session: Session, kept: Kept) -> Id {
-        let id = self.new_number();
-        self.insert(session, id, kept);
+    fn add(&mut self, session: Session, kept: Kept) -> Handle {
+        let id = self.new_handle(session);
+        self.insert(id, kept);
         self.touch(id);
         id
     }
 
-    fn insert(&mut self, session: Session, id: Id, kept: Kept) {
+    fn insert(&mut self, id: Handle, kept: Kept) {
         let entry = Identifier {
-            session,
             kept,
             comm: None,
             token: None,
             kept_as: None,
         };
         self.ids.insert(id, entry);
-        self.sessions.entry(session).or_default().ids.insert(id);
-        self.hold(session, 1);
+        self.hold(id.session, 1);
     }
 
-    /// A number for an id or a membership: not one that was used lately.
-    fn new_number(&mut self) -> u32 {
-        loop {
-            let number = self.next_number % MAX_NUMBER + 1;
-            self.next_number = number;
-            if !self.is_used(number) {
-                return number;
+    /// A new id or membership of a process that has room: its number was not used lately.
+    fn new_handle(&mut self, session: Session) -> Handle {
+        let mut number = self
+            .sessions
+            .get(&session)
+            .map_or(0, |process| process.last_number);
+        let new = loop {
+            number = number % MAX_NUMBER + 1;
+            let new = Handle::new(session, number);
+            if self.is_free(new) {
+                break new;
             }
+        };
+        if let Some(process) = self.sessions.get_mut(&session) {
+            process.last_number = number;
         }
+        new
     }
 
-    fn is_used(&self, number: u32) -> bool {
-        self.ids.contains_key(&number) || self.memberships.contains_key(&number)
+    /// Whether the number is one that ids may have, and none has it.
+    fn is_free(&self, new: Handle) -> bool {
+        (1..=MAX_NUMBER).contains(&new.number)
+            && !self.ids.contains_key(&new)
+            && !self.memberships.contains_key(&new)
     }
 
     fn random(&self) -> u64 {
@@ -539,7 +555,7 @@ impl RdmaCm {
     }
 
     /// Notes that an id has changed.
-    fn touch(&mut self, id: Id) {
+    fn touch(&mut self, id: Handle) {
         self.dirty.insert(id);
     }
 

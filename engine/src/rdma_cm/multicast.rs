@@ -5,8 +5,7 @@ use ferroce_wire::PathMtu;
 use super::id::{Membership, State};
 use super::resolve::HOP_LIMIT;
 use super::{
-    Address, AddressVector, DatagramParameters, Details, Ece, Errno, Event, EventKind, Id, MembershipId,
-    RdmaCm, Session,
+    Address, AddressVector, DatagramParameters, Details, Ece, Errno, Event, EventKind, Handle, RdmaCm,
 };
 
 /// Most groups that an id is in.
@@ -16,14 +15,8 @@ const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl RdmaCm {
     /// JOIN_MCAST. The process joins the group itself, when it attaches its queue pair.
-    pub(super) fn join(
-        &mut self,
-        session: Session,
-        id: Id,
-        address: Address,
-        send_only: bool,
-    ) -> Result<MembershipId, Errno> {
-        let kept = &self.own_bound(session, id)?.kept;
+    pub(super) fn join(&mut self, id: Handle, address: Address, send_only: bool) -> Result<Handle, Errno> {
+        let kept = &self.own_bound(id)?.kept;
         if !matches!(kept.state, State::Bound | State::AddressResolved) || !kept.is_datagram() {
             return Err(libc::EINVAL);
         }
@@ -38,7 +31,7 @@ impl RdmaCm {
             .and_then(|source| source.ip())
             .and_then(|source| super::bind::gid_index(device, source))
             .unwrap_or(0);
-        if !self.has_room(session) || kept.memberships.len() >= MAX_MEMBERSHIPS {
+        if !self.has_room(id.session) || kept.memberships.len() >= MAX_MEMBERSHIPS {
             return Err(libc::ENOMEM);
         }
         let vector = AddressVector {
@@ -51,20 +44,20 @@ impl RdmaCm {
             rate: 0,
             port: super::attributes::PORT,
         };
-        let membership = self.new_number();
+        let membership = self.new_handle(id.session);
         self.memberships.insert(membership, id);
-        self.hold(session, 1);
+        self.hold(id.session, 1);
         let kept = &mut self.entry_mut(id).kept;
         if kept.qkey == 0 {
             kept.set_default_qkey();
         }
         let qkey = kept.qkey;
         kept.memberships
-            .insert(membership, Membership { address, send_only });
+            .insert(membership.number, Membership { address, send_only });
         self.push_event(
-            session,
+            id.session,
             Event {
-                id,
+                id: id.number,
                 kind: EventKind::MulticastJoin,
                 status: 0,
                 details: Details::Datagram(DatagramParameters {
@@ -75,19 +68,19 @@ impl RdmaCm {
                 }),
                 ece: Ece::default(),
                 new_id: None,
-                membership: Some(membership),
+                membership: Some(membership.number),
             },
         );
         Ok(membership)
     }
 
     /// LEAVE_MCAST.
-    pub(super) fn leave(&mut self, session: Session, membership: MembershipId) -> Result<(), Errno> {
+    pub(super) fn leave(&mut self, membership: Handle) -> Result<(), Errno> {
         let id = *self.memberships.get(&membership).ok_or(libc::ENOENT)?;
-        self.own_any(session, id)?;
+        self.own_any(id)?;
         self.memberships.remove(&membership);
-        self.entry_mut(id).kept.memberships.remove(&membership);
-        self.hold(session, -1);
+        self.entry_mut(id).kept.memberships.remove(&membership.number);
+        self.hold(id.session, -1);
         self.touch(id);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Id, PortSpace};
+use super::{Handle, PortSpace};
 
 /// Ports that are given out to who does not care (`net.ipv4.ip_local_port_range` as it comes).
 pub(super) const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
@@ -12,14 +12,14 @@ pub(super) const FIRST_UNPRIVILEGED: u16 = 1024;
 /// The owners of all ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    owners: BTreeMap<(PortSpace, u16), Vec<Id>>,
+    owners: BTreeMap<(PortSpace, u16), Vec<Handle>>,
     /// The port given out last: it is not given out again at once.
     pub last: u16,
 }
 
 impl Ports {
     /// Who has the port, the latest first.
-    pub fn owners(&self, space: PortSpace, port: u16) -> impl Iterator<Item = Id> + '_ {
+    pub fn owners(&self, space: PortSpace, port: u16) -> impl Iterator<Item = Handle> + '_ {
         self.owners
             .get(&(space, port))
             .into_iter()
@@ -27,12 +27,12 @@ impl Ports {
     }
 
     /// Adds an owner.
-    pub fn take(&mut self, space: PortSpace, port: u16, id: Id) {
+    pub fn take(&mut self, space: PortSpace, port: u16, id: Handle) {
         self.owners.entry((space, port)).or_default().push(id);
     }
 
     /// Takes an owner away.
-    pub fn release(&mut self, space: PortSpace, port: u16, id: Id) {
+    pub fn release(&mut self, space: PortSpace, port: u16, id: Handle) {
         if let Some(ids) = self.owners.get_mut(&(space, port)) {
             ids.retain(|owner| *owner != id);
             if ids.is_empty() {

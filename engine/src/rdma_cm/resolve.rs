@@ -9,9 +9,7 @@ use ferroce_wire::gid::Gid;
 use super::address::Family;
 use super::bind::gid_index;
 use super::id::{Bound, Kept, State};
-use super::{
-    Address, Errno, EventKind, Id, IdOption, Output, PathRecord, PortSpace, RdmaCm, Resolution, Session,
-};
+use super::{Address, Errno, EventKind, Handle, IdOption, Output, PathRecord, PortSpace, RdmaCm, Resolution};
 use crate::cm::Way;
 use crate::control::DeviceInfo;
 use crate::link::Path;
@@ -33,12 +31,11 @@ impl RdmaCm {
     pub(super) fn resolve_address(
         &mut self,
         now: Time,
-        session: Session,
-        id: Id,
+        id: Handle,
         (source, dest): (Option<Address>, Address),
         timeout_ms: u32,
     ) -> Result<(), Errno> {
-        match self.own(session, id)?.kept.state {
+        match self.own(id)?.kept.state {
             State::Bound => {}
             State::Idle => {
                 let scope = dest.link_local_scope();
@@ -83,7 +80,7 @@ impl RdmaCm {
     }
 
     /// Asks for the way to the id's destination.
-    pub(super) fn ask_resolver(&mut self, now: Time, id: Id) {
+    pub(super) fn ask_resolver(&mut self, now: Time, id: Handle) {
         let kept = &self.entry(id).kept;
         let (Some(source), Some(dest)) = (
             kept.source.and_then(|source| source.ip()),
@@ -109,7 +106,7 @@ impl RdmaCm {
     }
 
     /// The question of the id is not asked any more.
-    pub(super) fn cancel_resolve(&mut self, id: Id) {
+    pub(super) fn cancel_resolve(&mut self, id: Handle) {
         if let Some(token) = self.entry_mut(id).token.take()
             && self.forget_token(token).is_some()
         {
@@ -118,7 +115,7 @@ impl RdmaCm {
     }
 
     /// Whose question it was.
-    pub(super) fn forget_token(&mut self, token: u64) -> Option<Id> {
+    pub(super) fn forget_token(&mut self, token: u64) -> Option<Handle> {
         let (id, deadline) = self.resolves.remove(&token)?;
         self.resolve_deadlines.remove(&(deadline, token));
         if let Some(entry) = self.ids.get_mut(&id) {
@@ -158,7 +155,7 @@ impl RdmaCm {
     }
 
     /// Takes the source address of a resolution, and its device if the id has none.
-    fn adopt(&mut self, id: Id, resolution: &Resolution) -> Result<(), Errno> {
+    fn adopt(&mut self, id: Handle, resolution: &Resolution) -> Result<(), Errno> {
         let kept = &self.entry(id).kept;
         let device = if kept.bound.is_none() {
             let device = self
@@ -181,7 +178,7 @@ impl RdmaCm {
     }
 
     /// The destination is this host, whatever its address.
-    fn resolve_loopback(&mut self, id: Id, family: Family) -> Result<(), Errno> {
+    fn resolve_loopback(&mut self, id: Handle, family: Family) -> Result<(), Errno> {
         if self.entry(id).kept.bound.is_none() {
             let ip = match family {
                 Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -205,8 +202,8 @@ impl RdmaCm {
     }
 
     /// RESOLVE_ROUTE.
-    pub(super) fn resolve_route(&mut self, session: Session, id: Id, timeout_ms: u32) -> Result<(), Errno> {
-        let kept = &self.own_bound(session, id)?.kept;
+    pub(super) fn resolve_route(&mut self, id: Handle, timeout_ms: u32) -> Result<(), Errno> {
+        let kept = &self.own_bound(id)?.kept;
         if timeout_ms == 0 || kept.state != State::AddressResolved {
             return Err(libc::EINVAL);
         }
@@ -252,8 +249,8 @@ impl RdmaCm {
     }
 
     /// SET_OPTION.
-    pub(super) fn set_option(&mut self, session: Session, id: Id, option: IdOption) -> Result<(), Errno> {
-        let kept = &self.own(session, id)?.kept;
+    pub(super) fn set_option(&mut self, id: Handle, option: IdOption) -> Result<(), Errno> {
+        let kept = &self.own(id)?.kept;
         match option {
             IdOption::TypeOfService(value) => self.entry_mut(id).kept.type_of_service = Some(value),
             IdOption::ReuseAddress(reuse) => {

@@ -1,16 +1,16 @@
 //! What `ferroce status` shows of an id.
 
 use super::id::{Identifier, State};
-use super::{Id, IdStatus, RdmaCm};
+use super::{Handle, IdStatus, RdmaCm};
 use crate::cm;
 
 impl RdmaCm {
-    pub(super) fn status_of(&self, id: Id, entry: &Identifier) -> IdStatus {
+    pub(super) fn status_of(&self, id: Handle, entry: &Identifier) -> IdStatus {
         let kept = &entry.kept;
         let known = |qpn: u32| Some(qpn).filter(|qpn| *qpn != 0);
         IdStatus {
-            id,
-            session: entry.session,
+            id: id.number,
+            session: id.session,
             device: kept.bound.as_ref().map(|bound| bound.device.clone()),
             port_space: kept.port_space,
             state: self.state_name(entry).into(),

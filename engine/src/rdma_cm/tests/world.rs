@@ -496,7 +496,7 @@ impl World {
     /// Destroys all that the programs have, and checks that in the end nothing is left.
     pub fn finish(mut self) {
         for host in 0..self.hosts.len() {
-            let ids: Vec<Id> = self.hosts[host].cm.ids.keys().copied().collect();
+            let ids: Vec<Id> = self.hosts[host].cm.ids.keys().map(|id| id.number).collect();
             for id in ids {
                 // One may have gone with its listener.
                 let _ = self.command(host, Command::Destroy { id });
