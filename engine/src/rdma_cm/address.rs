@@ -50,10 +50,10 @@ impl Address {
         }
     }
 
-    /// The interface that a link-local address needs; `None` where the address needs none.
+    /// The interface that a link-local address or group needs, 0 if it names none; `None` where the address needs none.
     pub(super) fn link_local_scope(&self) -> Option<u32> {
         match self {
-            Address::Ip(std::net::SocketAddr::V6(address)) if address.ip().is_unicast_link_local() => {
+            Address::Ip(std::net::SocketAddr::V6(address)) if is_link_local(*address.ip()) => {
                 Some(address.scope_id())
             }
             _ => None,
@@ -121,6 +121,11 @@ impl Address {
             }),
         }
     }
+}
+
+/// `fe80::/10`, and the groups of a link.
+fn is_link_local(ip: Ipv6Addr) -> bool {
+    ip.is_unicast_link_local() || ip.segments()[0] & 0xff0f == 0xff02
 }
 
 /// The port space in which a service id is, of those that an id of `space` may use; with the whole upper part of the

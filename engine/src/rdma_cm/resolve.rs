@@ -57,13 +57,9 @@ impl RdmaCm {
         if kept.source.is_none_or(|source| source.family() != dest.family()) {
             return Err(libc::EINVAL);
         }
-        if kept.ifindex == 0
-            && let Some(scope) = dest.link_local_scope()
-        {
-            if scope == 0 {
-                return Err(libc::EINVAL);
-            }
-            kept.ifindex = scope;
+        if kept.ifindex == 0 {
+            // Where the program names no interface, routes say which.
+            kept.ifindex = dest.link_local_scope().unwrap_or(0);
         }
         kept.dest = Some(dest);
         kept.resolve_ms = timeout_ms;

@@ -156,7 +156,6 @@ fn an_address_that_does_not_answer() {
 fn addresses_that_do_not_go() {
     let mut world = World::new(5);
     for (source, dest, expected) in [
-        (None, "[fe80::b]:7", libc::EINVAL),
         (Some("10.0.0.1:0"), "[fd00::2]:7", libc::EINVAL),
         (Some("10.0.0.77:0"), "10.0.0.2:7", libc::EADDRNOTAVAIL),
         (Some("[fe80::a]:0"), "[fe80::b%2]:7", libc::EINVAL),
@@ -220,6 +219,10 @@ fn link_local_ends_keep_to_their_interface() {
     let elsewhere = world.create(1, PortSpace::Tcp);
     world.bind(1, elsewhere, "[::]:7").unwrap();
     world.listen(1, elsewhere, 0).unwrap();
+    for without_scope in ["[fe80::b]:7", "[ff02::7]:7"] {
+        let id = world.route(0, PortSpace::Udp, without_scope);
+        assert_eq!(query(&mut world, 0, id).device.as_deref(), Some("a"));
+    }
     let client = world.route(0, PortSpace::Tcp, "[fe80::b%2]:7");
     let route = query(&mut world, 0, client);
     let Some(Address::Ip(std::net::SocketAddr::V6(source))) = route.source else {

@@ -275,7 +275,8 @@ impl World {
         {
             return None;
         }
-        let link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let link_local =
+            |ip: IpAddr| matches!(ip, IpAddr::V6(ip) if [0xfe80, 0xff02].contains(&ip.segments()[0]));
         ours.iter()
             .filter(|device| ifindex == 0 || device.ifindex == ifindex)
             .find_map(|device| {
