@@ -46,6 +46,8 @@ counters! {
     cm_drop_sidr_requests,
     /// REQs refused as they name other addresses than they have come from and to, or a transport that is not known.
     cm_refused,
+    /// Messages that came before what an earlier connection manager had, when too many waited for that.
+    cm_drop_early,
     /// Ended connections and refusals that were forgotten early, as there were too many.
     cm_forgotten,
 }

@@ -5,10 +5,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Cm;
-use super::connection::{Connection, MAX_LINGER, duration_of};
+use super::connection::{Connection, MAX_LINGER, Sending, duration_of};
 use super::interface::*;
 use super::sidr::Exchange;
 use crate::time::Time;
+
+/// Most times that a message is sent again: the field has 4 bits.
+const MAX_RETRIES: u8 = 15;
+
+/// Longest time that a program or a peer can ask for, which is that of SIDR: 2^32 ms.
+pub(super) const MAX_INTERVAL: Duration = Duration::from_millis(1 << 32);
 
 /// What is exported, with the time that is left until its deadline.
 #[derive(Serialize, Deserialize)]
@@ -47,7 +53,7 @@ impl Cm {
                 };
                 it.deadline = deadline(left.map(|left| left.min(longest)));
                 let comm_id = it.comm_id;
-                let fits = comm_id != 0 && !self.is_known(comm_id) && makes_sense(&it);
+                let fits = comm_id != 0 && !self.is_known(comm_id) && makes_sense(&it, left);
                 if !fits || !self.table.list_again(&it) {
                     return None;
                 }
@@ -58,14 +64,14 @@ impl Cm {
                 it.deadline = deadline(left);
                 let comm_id = it.comm_id;
                 let fits = comm_id != 0 && !self.is_known(comm_id);
-                (fits && self.add_exchange(it)).then_some(comm_id)
+                (fits && self.add_exchange(it, left)).then_some(comm_id)
             }
         }
     }
 }
 
 /// Whether a connection can be as it says: it comes from a process, which might say anything.
-fn makes_sense(connection: &Connection) -> bool {
+fn makes_sense(connection: &Connection, left: Option<Duration>) -> bool {
     let waits = matches!(
         connection.state,
         State::ReqSent | State::MraReqReceived | State::RepSent | State::MraRepReceived | State::DreqSent
@@ -79,9 +85,14 @@ fn makes_sense(connection: &Connection) -> bool {
         && connection.ack_timeout <= 31
         && connection.linger <= MAX_LINGER
         && (connection.state != State::Idle || connection.answer.is_none() || connection.deadline.is_some())
+        && connection.max_retries <= MAX_RETRIES
         && !connection.interval.is_zero()
-        && connection
-            .sending
-            .as_ref()
-            .is_none_or(|it| !it.interval.is_zero())
+        && connection.interval <= MAX_INTERVAL
+        && connection.sending.as_ref().is_none_or(is_possible)
+        && left.is_none_or(|left| left <= MAX_INTERVAL)
+}
+
+/// Whether a message can wait for its answer so.
+pub(super) fn is_possible(sending: &Sending) -> bool {
+    sending.retries <= MAX_RETRIES && !sending.interval.is_zero() && sending.interval <= MAX_INTERVAL
 }

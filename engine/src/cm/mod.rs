@@ -46,7 +46,19 @@ pub struct Cm {
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     counters: Counters,
+    early: Early,
 }
+
+/// Messages of connections that may be on their way from an earlier `Cm`.
+#[derive(Default)]
+struct Early {
+    /// Until when.
+    until: Time,
+    held: VecDeque<(Way, Vec<u8>)>,
+}
+
+/// Most messages that are held so.
+const MAX_EARLY: usize = 1024;
 
 impl Cm {
     /// One without connections. `random` gives unguessable numbers.
@@ -59,27 +71,59 @@ impl Cm {
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             counters: Counters::default(),
+            early: Early::default(),
         }
+    }
+
+    /// Connections of an earlier `Cm` are going to come by [`Cm::import`]. Until then, messages of connections that are
+    /// not known wait: they must neither be refused nor make new ones.
+    pub fn expect_imports(&mut self, until: Time) {
+        self.early.until = until;
     }
 
     /// Takes a MAD that came to QP 1. `way` is the way back: its source is the address that the MAD was sent to, its
     /// destination the sender's. What is not CM's, and what makes no sense, is counted and dropped.
     pub fn receive(&mut self, now: Time, way: &Way, mad: &[u8]) {
         self.counters.cm_rx += 1;
-        let Ok(mad) = CmMad::parse(mad) else {
+        let Ok(parsed) = CmMad::parse(mad) else {
             self.counters.cm_drop_malformed += 1;
             return;
         };
+        if now >= self.early.until || self.may_act(way, &parsed.message) {
+            self.act(now, way, &parsed);
+        } else if self.early.held.len() < MAX_EARLY {
+            self.early.held.push_back((way.clone(), mad.to_vec()));
+        } else {
+            self.counters.cm_drop_early += 1;
+        }
+    }
+
+    /// Whether a message is of what is known, or draws no answer if it is not.
+    fn may_act(&self, way: &Way, message: &CmMessage) -> bool {
+        match message {
+            CmMessage::Req(req) => {
+                let key = (way.path.dest, req.local_ca_guid, req.local_comm_id);
+                self.table.with_remote_id(key).is_some()
+            }
+            CmMessage::SidrReq(req) => self.exchanges.is_asked(way, req.request_id),
+            CmMessage::Rep(rep) => self.is_known(rep.remote_comm_id),
+            CmMessage::Rtu(rtu) => self.is_known(rtu.remote_comm_id),
+            CmMessage::Dreq(dreq) => self.is_known(dreq.remote_comm_id),
+            _ => true,
+        }
+    }
+
+    fn act(&mut self, now: Time, way: &Way, mad: &CmMad) {
         match &mad.message {
-            CmMessage::Req(req) => self.receive_req(now, way, &mad, req),
+            CmMessage::Req(req) => self.receive_req(now, way, mad, req),
             CmMessage::Mra(mra) => self.receive_mra(now, way, mra),
             CmMessage::Rej(rej) => self.receive_rej(now, way, rej),
-            CmMessage::Rep(rep) => self.receive_rep(now, way, &mad, rep),
+            CmMessage::Rep(rep) => self.receive_rep(now, way, mad, rep),
             CmMessage::Rtu(rtu) => self.receive_rtu(way, mad.tid, rtu),
             CmMessage::Dreq(dreq) => self.receive_dreq(now, way, mad.tid, dreq),
             CmMessage::Drep(drep) => self.receive_drep(now, way, drep),
             CmMessage::SidrReq(req) => self.receive_sidr_req(way, mad.tid, req),
-            CmMessage::SidrRep(rep) => self.receive_sidr_rep(way, &mad, rep),
+            CmMessage::SidrRep(rep) => self.receive_sidr_rep(way, mad, rep),
             CmMessage::Lap(lap) => self.receive_lap(way, mad.tid, lap),
             // We send no LAP.
             CmMessage::Apr(_) => self.counters.cm_drop_state += 1,
@@ -88,6 +132,13 @@ impl Cm {
 
     /// Does what is due: sends again, gives up, ends timewaits.
     pub fn timeout(&mut self, now: Time) {
+        if now >= self.early.until {
+            for (way, mad) in std::mem::take(&mut self.early.held) {
+                if let Ok(mad) = CmMad::parse(&mad) {
+                    self.act(now, &way, &mad);
+                }
+            }
+        }
         while let Some(comm_id) = self.deadlines.due(now) {
             if self.with(comm_id, |cm, it| cm.due(now, it)).is_none() {
                 self.exchange_due(now, comm_id);
@@ -97,7 +148,8 @@ impl Cm {
 
     /// When [`Cm::timeout`] is to be called next.
     pub fn deadline(&self) -> Option<Time> {
-        self.deadlines.first()
+        let early = (!self.early.held.is_empty()).then_some(self.early.until);
+        self.deadlines.first().into_iter().chain(early).min()
     }
 
     /// The next MAD to be sent.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Cm;
 use super::connection::{Mad, Sending, fit, is_same_way, padded};
 use super::interface::*;
+use super::keep::{MAX_INTERVAL, is_possible};
 use super::tables::MAX_WAITING;
 use crate::time::Time;
 
@@ -59,6 +60,11 @@ pub(super) struct Exchanges {
 impl Exchanges {
     pub fn get(&self, comm_id: CommId) -> Option<&Exchange> {
         self.all.get(&comm_id).map(|exchange| &**exchange)
+    }
+
+    /// Whether a peer's request of that number is known.
+    pub fn is_asked(&self, way: &Way, request_id: u32) -> bool {
+        self.by_peer.contains_key(&(way.path.dest, request_id))
     }
 
     pub fn status(&self) -> impl Iterator<Item = Status> {
@@ -321,6 +327,8 @@ impl Cm {
             return;
         };
         let lingers = exchange.answer.is_some();
+        let latest = now + LINGER;
+        exchange.deadline = Some(exchange.deadline.map_or(latest, |time| time.min(latest)));
         let is_new = !std::mem::replace(&mut exchange.destroyed, true);
         if lingers {
             self.put_exchange(exchange);
@@ -343,7 +351,7 @@ impl Cm {
     }
 
     /// Adds one that an earlier `Cm` has exported; false if that is not possible.
-    pub(super) fn add_exchange(&mut self, exchange: Box<Exchange>) -> bool {
+    pub(super) fn add_exchange(&mut self, exchange: Box<Exchange>, left: Option<Duration>) -> bool {
         let waits = exchange.state == State::SidrReqSent;
         let is_sidr = matches!(
             exchange.state,
@@ -354,7 +362,8 @@ impl Cm {
             && waits == exchange.sending.is_some()
             && (!waits || exchange.active && exchange.deadline.is_some())
             && !(exchange.active && exchange.listed)
-            && exchange.sending.as_ref().is_none_or(|it| !it.interval.is_zero());
+            && exchange.sending.as_ref().is_none_or(is_possible)
+            && left.is_none_or(|left| left <= MAX_INTERVAL);
         let is_taken = exchange.listed && self.exchanges.by_peer.contains_key(&peer_key(&exchange));
         if makes_sense && !is_taken {
             self.put_exchange(exchange);

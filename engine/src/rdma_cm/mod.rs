@@ -315,6 +315,12 @@ impl RdmaCm {
         Ok(Answer::Done)
     }
 
+    /// Programs of an earlier daemon are going to come by [`RdmaCm::restore`]. Until then, messages that nobody knows
+    /// wait: they may be theirs.
+    pub fn expect_restores(&mut self, until: Time) {
+        self.cm.expect_imports(until);
+    }
+
     /// Takes an id over from an earlier daemon. False if it can not go on: the port is taken, the device is not there, or
     /// the bytes make no sense.
     pub fn restore(&mut self, now: Time, session: Session, keepsake: &Keepsake) -> bool {

@@ -42,6 +42,9 @@ pub struct ConnectionManager {
     restores: Vec<Restore>,
 }
 
+/// How long programs of an earlier daemon have to come: they look for a new one about once a second.
+const RESTORE_TIME: Duration = Duration::from_millis(2500);
+
 /// What a program had, as far as it could not go on yet.
 struct Restore {
     session: Session,
@@ -71,6 +74,11 @@ impl ConnectionManager {
             resolved: Vec::new(),
             restores: Vec::new(),
         })
+    }
+
+    /// Programs of an earlier daemon are going to come, each with what it has.
+    pub fn expect_restores(&mut self) {
+        self.cm.expect_restores(time() + RESTORE_TIME);
     }
 
     /// Readable when there is news of neighbours.

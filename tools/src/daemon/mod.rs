@@ -214,7 +214,10 @@ impl Daemon {
         // The sockets of all slots, and two descriptors for each connection.
         raise_descriptor_limit();
         let (sockets, early) = take_port(&listener, options)?;
-        let cm = open_cm(&sockets).map_err(DaemonError::io("open queue pair 1"))?;
+        let mut cm = open_cm(&sockets).map_err(DaemonError::io("open queue pair 1"))?;
+        if !early.is_empty() {
+            cm.expect_restores();
+        }
         let poll = PollSet::new().map_err(DaemonError::io("epoll"))?;
         let watch = Watch::new().map_err(DaemonError::io("rtnetlink"))?;
         for (fd, source) in [

@@ -203,3 +203,49 @@ fn datagram_services_go_on() {
     assert!(matches!(only(pair.a.events()), EventKind::SidrReply(_)));
     pair.ends_empty();
 }
+
+#[test]
+fn messages_wait_for_the_connections_that_they_are_of() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.reply();
+    pair.a.cm.ready(pair.now, a, &[]).unwrap();
+    let rtu = only(pair.sent(A));
+    let kept = pair.b.cm.export(pair.now, b).unwrap();
+    let request = pair.request_parameters();
+    pair.a
+        .cm
+        .request(pair.now, &RequestParameters { qpn: 0x99, ..request })
+        .unwrap();
+    let req = only(pair.sent(A));
+    // The next one is there before what it is to know.
+    pair.b.cm = End::new(12).cm;
+    let until = pair.now + Duration::from_secs(2);
+    pair.b.cm.expect_imports(until);
+    pair.give(B, &rtu);
+    pair.give(B, &req);
+    assert!(pair.sent(B).is_empty() && pair.b.events().is_empty());
+    assert_eq!(pair.b.cm.deadline(), Some(until));
+    assert_eq!(pair.b.cm.import(pair.now, &kept), Some(b));
+    // What is known goes on meanwhile.
+    pair.give(B, &rtu);
+    assert!(matches!(only(pair.b.events()), EventKind::Ready { .. }));
+    pair.b.cm.timeout(until);
+    assert!(matches!(only(pair.b.events()), EventKind::Request(_)));
+    assert!(pair.sent(B).is_empty());
+    assert_eq!(pair.b.cm.deadline(), None);
+    // No more are held than may be.
+    pair.b.cm.expect_imports(until + Duration::from_secs(2));
+    pair.now = until;
+    let mut other = message!(rtu, Rtu);
+    other.remote_comm_id ^= 1;
+    let other = CmMad {
+        message: other.into(),
+        ..rtu
+    };
+    for _ in 0..super::MAX_EARLY + 5 {
+        pair.give(B, &other);
+    }
+    assert_eq!(pair.b.counter("cm_drop_early"), 5);
+    pair.wait(B);
+    assert_eq!(pair.sent(B).len(), super::MAX_EARLY);
+}
