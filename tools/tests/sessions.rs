@@ -242,9 +242,11 @@ fn programs_connect_and_disconnect() {
         assert_eq!(server.event(EventKind::Established).id, passive);
 
         let shown = ids();
-        let of = |id: Id| shown.iter().find(|it| it.id == id).unwrap();
-        assert_eq!((of(listener).state.as_str(), of(listener).dest), ("LISTEN", None));
-        let (ours, theirs) = (of(active), of(passive));
+        // Ids are numbered by process.
+        let of = |qpn| shown.iter().find(|it| it.qpn == qpn).unwrap();
+        assert_eq!((of(None).state.as_str(), of(None).dest), ("LISTEN", None));
+        let (ours, theirs) = (of(Some(client.qpn())), of(Some(server.qpn())));
+        assert_eq!((ours.id, theirs.id), (active, passive));
         assert_eq!(
             (ours.state.as_str(), theirs.state.as_str()),
             ("CONNECTED", "CONNECTED")

@@ -302,12 +302,23 @@ pub fn send(
 /// Receives one datagram. An over-long one is `EMSGSIZE`.
 pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Datagram, Errno> {
     let mut bytes = vec![0; MAX_MESSAGE];
+    let (length, fds) = receive_with_descriptors(socket, &mut bytes, flags)?;
+    bytes.truncate(length);
+    bytes.shrink_to_fit();
+    Ok(Datagram { bytes, fds })
+}
+
+/// As [`receive`], into a buffer of at least [`MAX_MESSAGE`] bytes; gives the length, 0 for a closed connection.
+pub fn receive_with_descriptors(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> Result<(usize, Vec<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
-    })?;
+    let received =
+        rustix::io::retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags))?;
     let mut fds = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -317,9 +328,7 @@ pub fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Datagram, Err
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(Errno::MSGSIZE);
     }
-    bytes.truncate(received.bytes);
-    bytes.shrink_to_fit();
-    Ok(Datagram { bytes, fds })
+    Ok((received.bytes, fds))
 }
 
 /// Receives one datagram into `buffer`, which has room for [`MAX_MESSAGE`] bytes, and gives its length: 0 if the peer

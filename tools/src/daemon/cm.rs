@@ -1,7 +1,7 @@
 //! RDMA CM of all programs: the engine's [`RdmaCm`] with queue pair 1, the routes of the host and a clock around it.
 //!
 //! A session is a connection to the daemon, from its first request of RDMA CM on. What is to be told to programs is
-//! given as [`Letters`], in the order in which they must read it.
+//! given as [`Letters`], in the order in which they must read it; MADs leave after them ([`ConnectionManager::transmit`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -36,7 +36,7 @@ pub struct ConnectionManager {
     resolver: Resolver,
     sessions: BTreeSet<Session>,
     /// Keepsakes that wait for what they belong to.
-    kept: BTreeMap<Session, Vec<Keepsake>>,
+    kept: BTreeMap<Session, BTreeMap<Id, Option<Vec<u8>>>>,
     /// Ways that were found at once.
     resolved: Vec<(u64, Outcome)>,
     restores: Vec<Restore>,
@@ -202,6 +202,12 @@ impl ConnectionManager {
         Ok(self.letters(None))
     }
 
+    /// Sends peers what there is for them. When the letters of the same call have gone out: a daemon that dies in between
+    /// must not leave a program that does not know what its peer was told, and asks again.
+    pub fn transmit(&mut self) {
+        self.gsi.transmit(time());
+    }
+
     /// Does what is due.
     pub fn expire(&mut self) -> Letters {
         let now = time();
@@ -309,7 +315,6 @@ impl ConnectionManager {
             let keepsakes = self.take_kept(session, &mut letters);
             letters.push((session, Reply::CmKeepsakes(keepsakes)));
         }
-        self.gsi.transmit(time());
         letters
     }
 
@@ -332,24 +337,25 @@ impl ConnectionManager {
     }
 
     fn keep(&mut self, session: Session, keepsake: Keepsake) {
-        let kept = self.kept.entry(session).or_default();
         // Only the last of an id counts.
-        kept.retain(|it| it.id != keepsake.id);
-        kept.push(keepsake);
+        self.kept
+            .entry(session)
+            .or_default()
+            .insert(keepsake.id, keepsake.state);
     }
 
     /// The keepsakes that a message to the session takes along; what is too much for one message goes before it.
     fn take_kept(&mut self, session: Session, letters: &mut Letters) -> Vec<Keepsake> {
         let mut part = Vec::new();
         let mut bytes = 0;
-        for keepsake in self.kept.remove(&session).unwrap_or_default() {
-            let more = keepsake.state.as_ref().map_or(0, Vec::len) + KEEPSAKE_HEADER;
+        for (id, state) in self.kept.remove(&session).unwrap_or_default() {
+            let more = state.as_ref().map_or(0, Vec::len) + KEEPSAKE_HEADER;
             if bytes + more > MAX_KEPT && !part.is_empty() {
                 letters.push((session, Reply::CmKeepsakes(mem::take(&mut part))));
                 bytes = 0;
             }
             bytes += more;
-            part.push(keepsake);
+            part.push(Keepsake { id, state });
         }
         part
     }

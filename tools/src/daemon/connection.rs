@@ -41,6 +41,16 @@ pub struct LeaseState {
     pub device: String,
 }
 
+/// Room for one message.
+pub struct ReceiveBuffer(Box<[u8]>);
+
+impl ReceiveBuffer {
+    /// For any message.
+    pub fn new() -> Self {
+        Self(vec![0; protocol::MAX_MESSAGE].into_boxed_slice())
+    }
+}
+
 /// What came from a client.
 pub enum Incoming {
     /// Nothing more now.
@@ -128,24 +138,25 @@ impl Connection {
         }
     }
 
-    /// Takes one message.
-    pub fn receive(&mut self) -> Incoming {
-        let datagram = match protocol::receive(self.socket.as_fd(), RecvFlags::DONTWAIT) {
-            Ok(datagram) if datagram.bytes.is_empty() => return Incoming::Over("closed"),
-            Ok(datagram) => datagram,
+    /// Takes one message, by way of the buffer.
+    pub fn receive(&mut self, buffer: &mut ReceiveBuffer) -> Incoming {
+        let received =
+            protocol::receive_with_descriptors(self.socket.as_fd(), &mut buffer.0, RecvFlags::DONTWAIT);
+        let (bytes, fds) = match received {
+            Ok((0, _)) => return Incoming::Over("closed"),
+            Ok((length, fds)) => (buffer.0.get(..length).unwrap_or_default(), fds),
             Err(Errno::AGAIN) => return Incoming::Nothing,
             Err(Errno::MSGSIZE) => return Incoming::Over("message too long"),
             Err(_) => return Incoming::Over("reset"),
         };
         if self.greeted {
-            let fds = datagram.fds;
-            return match protocol::decode(&datagram.bytes) {
+            return match protocol::decode(bytes) {
                 Some(request) => Incoming::Request(request, fds),
                 None => Incoming::Over("no request"),
             };
         }
         self.greeted = true;
-        let Some(hello) = Hello::parse(&datagram.bytes) else {
+        let Some(hello) = Hello::parse(bytes) else {
             return Incoming::Over("no hello");
         };
         self.push(Hello::ours().emit());

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{info, warn};
 
-use super::connection::{Connection, Incoming};
+use super::connection::{Connection, Incoming, ReceiveBuffer};
 use super::sockets::SlotSockets;
 
 /// How long to wait for a program that shows the heirloom: some times the longest time between looks.
@@ -36,6 +36,7 @@ pub fn wait_for_heirloom(
 ) -> io::Result<(Option<SlotSockets>, Vec<Early>)> {
     let deadline = Instant::now() + PATIENCE;
     let mut clients: Vec<Early> = Vec::new();
+    let mut buffer = ReceiveBuffer::new();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -44,7 +45,7 @@ pub fn wait_for_heirloom(
         wait(listener, &clients, left)?;
         accept_all(listener, group, &mut clients)?;
         let mut sockets = None;
-        clients.retain_mut(|client| client.listen(&mut sockets));
+        clients.retain_mut(|client| client.listen(&mut buffer, &mut sockets));
         if sockets.is_some() {
             return Ok((sockets, clients));
         }
@@ -88,9 +89,9 @@ fn accept_all(listener: &OwnedFd, group: Option<u32>, clients: &mut Vec<Early>) 
 
 impl Early {
     /// Takes what the client has sent; false if it is gone.
-    fn listen(&mut self, sockets: &mut Option<SlotSockets>) -> bool {
+    fn listen(&mut self, buffer: &mut ReceiveBuffer, sockets: &mut Option<SlotSockets>) -> bool {
         loop {
-            match self.connection.receive() {
+            match self.connection.receive(buffer) {
                 Incoming::Nothing => return true,
                 Incoming::Greeted => self.greeted = true,
                 Incoming::Request(request, fds) => {

@@ -18,7 +18,7 @@ use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, error, info, warn};
 
 use super::cm::ConnectionManager;
-use super::connection::{Connection, Incoming, LeaseState};
+use super::connection::{Connection, Incoming, LeaseState, ReceiveBuffer};
 use super::devices::{Change, Devices};
 use super::inherit::Early;
 use super::port::held_by_others;
@@ -55,6 +55,7 @@ pub struct Server {
     next_search: Instant,
     devices: Devices,
     connections: BTreeMap<u32, Connection>,
+    buffer: ReceiveBuffer,
     /// Processes that want the daemon to stay though they may close their connection.
     holds: BTreeMap<u32, Hold>,
     /// Given up for a moment to refuse a connection when no descriptor is left.
@@ -105,6 +106,7 @@ impl Server {
             next_search: Instant::now() + FIRST_SEARCH,
             devices: Devices::new(netns),
             connections: BTreeMap::new(),
+            buffer: ReceiveBuffer::new(),
             holds: BTreeMap::new(),
             spare: spare_descriptor(),
             queries: Vec::new(),
@@ -298,7 +300,7 @@ impl Server {
                 let Some(connection) = self.connections.get_mut(&id) else {
                     return;
                 };
-                match connection.receive() {
+                match connection.receive(&mut self.buffer) {
                     Incoming::Nothing => break,
                     Incoming::Greeted => self.welcome(id),
                     Incoming::Request(request, fds) => self.serve(id, request, fds),

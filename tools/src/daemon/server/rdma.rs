@@ -91,7 +91,7 @@ impl Server {
         self.deliver(letters);
     }
 
-    /// Sends programs what RDMA CM has to say to them.
+    /// Sends programs, and then peers, what RDMA CM has to say to them.
     pub(super) fn deliver(&mut self, letters: Letters) {
         let mut last = None;
         for (session, reply) in letters {
@@ -107,6 +107,7 @@ impl Server {
         if let Some(last) = last {
             self.flush(last);
         }
+        self.cm.transmit();
     }
 
     /// Takes datagrams for queue pair 1.
