@@ -509,6 +509,31 @@ fn a_port_that_is_taken_meanwhile_is_lost() {
 }
 
 #[test]
+fn a_daemon_that_is_to_leave_ends_connections_first() {
+    if !in_fresh_namespace("a_daemon_that_is_to_leave_ends_connections_first") {
+        return;
+    }
+    let mut daemon = Daemon::start(&["--idle-exit", "1"]);
+    let (server, client) = (Program::start(), Program::start());
+    server.listen("127.0.0.1:7471");
+    let active = client.connect("127.0.0.1:7471", b"");
+    let (passive, _) = server.request();
+    server.accept(passive, b"");
+    client.established(active);
+    server.event(EventKind::Established);
+    drop(server);
+    drop(client);
+    let start = Instant::now();
+    eventually("ferroced leaves", || daemon.0.try_wait().unwrap().is_some());
+    // The timewait of RoCE: 2^(19 - 8) ms.
+    assert!(
+        start.elapsed() > Duration::from_millis(1900),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
 fn what_is_no_mad_is_counted_and_dropped() {
     if !in_fresh_namespace("what_is_no_mad_is_counted_and_dropped") {
         return;

@@ -21,6 +21,8 @@ use super::resolve::{Outcome, Resolver};
 use crate::netlink::Interfaces;
 use crate::netlink::route::Query;
 
+/// How long programs of an earlier daemon have to come: they look for a new one about once a second.
+pub const RESTORE_TIME: Duration = Duration::from_secs(2);
 /// Bytes of keepsakes in one message: half of what one may have.
 const MAX_KEPT: usize = MAX_MESSAGE / 2;
 /// More than the bytes of a keepsake beside its state.
@@ -41,9 +43,6 @@ pub struct ConnectionManager {
     resolved: Vec<(u64, Outcome)>,
     restores: Vec<Restore>,
 }
-
-/// How long programs of an earlier daemon have to come: they look for a new one about once a second.
-const RESTORE_TIME: Duration = Duration::from_millis(2500);
 
 /// What a program had, as far as it could not go on yet.
 struct Restore {

@@ -90,11 +90,8 @@ impl Server {
     ) -> io::Result<Self> {
         let slots = sockets.count() - 1;
         let presumed: BTreeSet<u8> = (1..=slots).filter(|slot| sockets.is_open(*slot)).collect();
-        // Peers are not to be told that nobody listens before those who do are back.
-        let mads_paused = (!presumed.is_empty()).then(|| Instant::now() + rdma::RESTORE_PATIENCE);
         if let Some(own) = sockets.own() {
             poll.add(own, Source::Mads)?;
-            poll.want_read(own, Source::Mads, mads_paused.is_none())?;
         }
         poll.add(cm.neighbours_fd(), Source::Neighbours)?;
         Ok(Self {
@@ -111,7 +108,7 @@ impl Server {
             spare: spare_descriptor(),
             queries: Vec::new(),
             cm,
-            mads_paused,
+            mads_paused: None,
             next_id: 0,
             group: options.group,
             idle_exit: options.idle_exit,

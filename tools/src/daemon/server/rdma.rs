@@ -8,12 +8,8 @@ use ferroce_engine::rdma_cm::{Command, Keepsake};
 use tracing::{info, warn};
 
 use super::super::Source;
-use super::super::cm::Letters;
+use super::super::cm::{Letters, RESTORE_TIME};
 use super::Server;
-
-/// How long after its start a daemon waits for what programs had from an earlier one: they look for the next daemon once
-/// a second.
-pub(super) const RESTORE_PATIENCE: Duration = Duration::from_millis(1500);
 
 impl Server {
     /// Does a command of RDMA CM.
@@ -67,7 +63,7 @@ impl Server {
             let patience = if self.presumed.is_empty() {
                 Duration::ZERO
             } else {
-                RESTORE_PATIENCE
+                RESTORE_TIME
             };
             let privileged = connection.peer.uid == 0;
             self.cm.restore(id, privileged, keepsakes, patience)
