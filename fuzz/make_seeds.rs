@@ -3,6 +3,7 @@
 //! Each seed is the shortest of its kind in the captures of `../tests`, or built where no capture
 //! has it, and is named by what it is.
 
+mod cm_scripts;
 mod engine_scripts;
 
 use std::collections::BTreeMap;
@@ -136,6 +137,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     for (name, script) in engine_scripts::all() {
         seeds.add("engine", name, &script);
+    }
+    for (name, script) in cm_scripts::all() {
+        seeds.add("cm", name, &script);
     }
 
     for ((target, name), bytes) in &seeds.0 {

@@ -2,17 +2,22 @@
 //!
 //! `plan` says what the programs of a run do, `world` runs it, `verdict` says what must come of it. Every message of
 //! every scenario meets every fault, alone and in pairs, and then many at random: both ends must reach the same outcome
-//! in the time that the protocol allows, and nothing may be left. `golden` replays Linux's captures.
+//! in the time that the protocol allows, and nothing may be left. `golden` replays Linux's captures. `script`, which a fuzz
+//! target has too, does anything in any order.
 //!
 //! `FERROCE_SEEDS=N` runs N random seeds, `FERROCE_SEED=S` just that one. A plan that fails is shrunk before it is shown.
 #![forbid(unsafe_code)]
 
 mod golden;
 mod plan;
+#[path = "../cm_script/mod.rs"]
+mod script;
 mod verdict;
 mod world;
 
 use std::env;
+
+use ferroce_engine::link::random::Prng;
 
 use crate::plan::{Fault, Plan, Scenario};
 
@@ -101,5 +106,17 @@ fn many_faults_at_random() {
             &plan,
             &format!("run again by FERROCE_SEED={seed} cargo test -p ferroce-engine --test cm many_faults"),
         );
+    }
+}
+
+/// Whatever a peer sends and programs ask for, in whatever order.
+#[test]
+fn random_scripts() {
+    for seed in 0..SEEDS {
+        let mut prng = Prng::new(seed);
+        let len = prng.between(1, 400);
+        let bytes: Vec<u8> = (0..len).map(|_| prng.next_u64() as u8).collect();
+        let run = std::panic::catch_unwind(|| script::run(&bytes));
+        assert!(run.is_ok(), "seed {seed}");
     }
 }
