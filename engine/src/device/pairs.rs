@@ -150,6 +150,11 @@ impl Device {
     }
 }
 
+/// Bytes of a scatter/gather element in a WQE of hardware and of Soft-RoCE.
+const SGE_BYTES: u32 = 16;
+/// Most elements whose place is granted for inline data that was not asked for.
+const MAX_INLINE_SGES: u32 = 4;
+
 /// The QP as its type has it, without what that lacks. EINVAL if something is missing that it needs.
 fn of_its_type(init: QpInit) -> Result<QpInit, VerbsError> {
     let (sends, receives) = match init.qp_type {
@@ -162,6 +167,9 @@ fn of_its_type(init: QpInit) -> Result<QpInit, VerbsError> {
     if !sends {
         (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
     }
+    // As devices grant: a little inline data in the place of the list. Programs (rdma_xclient) count on it.
+    let instead = cap.max_send_sge.min(MAX_INLINE_SGES) * SGE_BYTES;
+    cap.max_inline_data = cap.max_inline_data.max(instead);
     if !receives || srq.is_some() {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }

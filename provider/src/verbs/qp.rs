@@ -89,9 +89,9 @@ unsafe fn create(wanted: Wanted<'_>) -> Result<*mut ibv_qp, VerbsError> {
         QpType::XrcSend => (true, false),
         QpType::XrcRecv => (false, false),
     };
-    // What the type has no use for is not looked at.
+    // What the type has no use for is not looked at. The PD is shown all the same, as librdmacm takes it from there.
     let public = Named {
-        pd: if sends { wanted.pd } else { ptr::null_mut() },
+        pd: wanted.pd,
         send_cq: if sends { attr.send_cq } else { ptr::null_mut() },
         recv_cq: if receives { attr.recv_cq } else { ptr::null_mut() },
         srq: if receives { attr.srq } else { ptr::null_mut() },
