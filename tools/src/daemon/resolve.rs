@@ -13,10 +13,12 @@ use ferroce_engine::time::Time;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendto, socket_with};
 use tracing::{debug, warn};
 
-use super::sockets::ROCE_PORT;
 use super::sys;
 use crate::netlink::route::{Kind, Neighbour, NeighbourWatch, Query, Route, Routes};
 use crate::netlink::{Interface, Interfaces};
+
+/// RFC 863.
+const DISCARD_PORT: u16 = 9;
 
 /// Finds ways, by the token of who asks.
 pub struct Resolver {
@@ -227,7 +229,8 @@ impl AsFd for Resolver {
 }
 
 impl Waiting {
-    /// Has the kernel ask for the neighbour, by sending the destination what no NIC takes: an empty datagram.
+    /// Has the kernel ask for the neighbour, by sending the destination an empty datagram that nobody there takes. Not to
+    /// the port of RoCE: Soft-RoCE of Linux 6.1 crashes on datagrams too short for a BTH.
     fn ask_for_neighbour(&self) {
         if let Err(error) = self.send_nothing() {
             debug!(%error, dest = %self.query.dest, "neighbour can't be asked for");
@@ -248,7 +251,7 @@ impl Waiting {
             sys::set_integer(socket.as_fd(), libc::IPPROTO_IP, libc::IP_TOS, tos)?;
         }
         bind(&socket, &address(source, 0, ifindex))?;
-        let dest = address(self.query.dest, ROCE_PORT, ifindex);
+        let dest = address(self.query.dest, DISCARD_PORT, ifindex);
         sendto(&socket, &[], SendFlags::NOSIGNAL, &dest)?;
         Ok(())
     }
