@@ -5,12 +5,14 @@
 
 mod cm_scripts;
 mod engine_scripts;
+mod rdma_cm_scripts;
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ferroce_engine::rdma_cm::PortSpace;
 use ferroce_wire::cm::{Apr, CmMad, CmMessage, Lap};
 use ferroce_wire::frame::{self, Vlan};
 use ferroce_wire::mad::GSI_QPN;
@@ -60,6 +62,16 @@ impl Seeds {
                 "cm_message",
                 &format!("{}-{network}", mad.message.name()),
                 packet.payload(),
+            );
+            let space = match mad.message {
+                CmMessage::Req(_) => PortSpace::Tcp,
+                CmMessage::SidrReq(_) => PortSpace::Udp,
+                _ => return,
+            };
+            self.add(
+                "rdma_cm",
+                &format!("served-{}-{network}", mad.message.name()),
+                &rdma_cm_scripts::served(packet.payload(), space),
             );
         }
     }
@@ -141,6 +153,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, script) in cm_scripts::all() {
         seeds.add("cm", name, &script);
     }
+
+    seeds.add("rdma_cm", "asked-tcp", &rdma_cm_scripts::asked(PortSpace::Tcp));
+    seeds.add("rdma_cm", "asked-udp", &rdma_cm_scripts::asked(PortSpace::Udp));
 
     for ((target, name), bytes) in &seeds.0 {
         let folder = here.join("seeds").join(target);
