@@ -94,10 +94,6 @@ struct Pending {
     command: Command,
     then: Option<Then>,
     slot: Arc<Slot>,
-    /// A keepsake of its id came since the command was first sent.
-    kept: bool,
-    /// It was sent to more than one daemon.
-    repeated: bool,
 }
 
 impl Slot {
@@ -243,13 +239,7 @@ impl Inner {
         }
         let socket = link.socket.clone().filter(|_| link.restoring == 0);
         let bytes = socket.map(|socket| (socket, encode(sequence, &command)));
-        let pending = Pending {
-            command,
-            then,
-            slot,
-            kept: false,
-            repeated: false,
-        };
+        let pending = Pending { command, then, slot };
         link.pending.insert(sequence, pending);
         // Under the lock, so that commands leave in the order of their numbers; but not while it would have to wait.
         if let Some((socket, bytes)) = bytes
@@ -300,8 +290,9 @@ impl Inner {
                 Some(false) => {}
                 None => tracing::warn!("ferroced sent a message that makes no sense"),
             },
-            // The socket's timeout has passed, or there is nothing.
-            Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+            // The socket's timeout has passed, or there is nothing. A daemon that dies with a message of ours unread resets
+            // the connection, which is told once, and before what it has sent.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Received::Nothing,
             Err(_) => {}
         }
         self.lose(socket);
@@ -329,8 +320,7 @@ impl Inner {
                     return true;
                 };
                 drop(link);
-                let outcome = pending.outcome(result);
-                finish(pending.then, &pending.slot, outcome);
+                finish(pending.then, &pending.slot, result);
             }
             Reply::CmEvent { event, keepsakes } => {
                 self.link.lock().keep(keepsakes);
@@ -478,24 +468,10 @@ enum Received {
     Lost,
 }
 
-impl Pending {
-    /// What the command gives, if this is the answer to it.
-    fn outcome(&self, result: Outcome) -> Outcome {
-        match result {
-            // The daemon before did it, as the state shows that it left us; only its answer is missing.
-            Err(libc::EINVAL) if self.repeated && self.kept => Ok(Answer::Done),
-            other => other,
-        }
-    }
-}
-
 impl Link {
     /// Keeps what the daemon gives to be kept.
     fn keep(&mut self, keepsakes: Vec<Keepsake>) {
         for Keepsake { id, state } in keepsakes {
-            for pending in self.pending.values_mut() {
-                pending.kept |= id_of(&pending.command) == Some(id);
-            }
             match state {
                 Some(state) => {
                     self.keepsakes.insert(id, state);
@@ -534,7 +510,8 @@ impl Link {
         messages
     }
 
-    /// Repeats to a new daemon, which knows the ids now, what the one before may not have done.
+    /// Repeats to a new daemon, which knows the ids now, what the one before has not done: the keepsakes of a command come
+    /// with its answer.
     fn resume(&mut self) {
         let Some(socket) = self.socket.clone() else {
             return;
@@ -542,8 +519,7 @@ impl Link {
         for id in &self.taken {
             send_taken(&socket, *id);
         }
-        for (sequence, pending) in &mut self.pending {
-            pending.repeated = true;
+        for (sequence, pending) in &self.pending {
             send_patiently(socket.as_fd(), &encode(*sequence, &pending.command));
         }
     }
@@ -594,28 +570,6 @@ fn send_patiently(socket: BorrowedFd<'_>, bytes: &[u8]) {
             tv_nsec: 0,
         };
         let _ = poll(&mut fds, Some(&second));
-    }
-}
-
-/// The id that a command is about.
-fn id_of(command: &Command) -> Option<Id> {
-    match command {
-        Command::Create { .. } | Command::Leave { .. } => None,
-        Command::Destroy { id }
-        | Command::Bind { id, .. }
-        | Command::ResolveAddress { id, .. }
-        | Command::ResolveRoute { id, .. }
-        | Command::Query { id }
-        | Command::QpAttributes { id, .. }
-        | Command::Connect { id, .. }
-        | Command::Listen { id, .. }
-        | Command::Accept { id, .. }
-        | Command::Reject { id, .. }
-        | Command::Disconnect { id }
-        | Command::Notify { id, .. }
-        | Command::SetOption { id, .. }
-        | Command::Join { id, .. }
-        | Command::Taken { id } => Some(*id),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
-use crate::rdma_cm::{Address, Ece, EventKind, Parameters, PortSpace, QpKind};
+use crate::rdma_cm::{Ece, EventKind, Parameters, PortSpace, QpKind};
 
 /// What the listener has heard, as text.
 #[derive(Clone, Default)]
@@ -254,36 +254,47 @@ fn many_keepsakes_go_in_several_messages() {
 }
 
 #[test]
-fn a_command_that_the_old_daemon_did_is_not_failed_by_the_new_one() {
-    let (session, _heard, daemon, next) = session();
-    let connect = Command::Connect {
-        id: 1,
-        parameters: Parameters::default(),
-        ece: Ece::default(),
+fn what_a_daemon_said_before_it_died_is_heard() {
+    let (_session, heard, daemon, next) = session();
+    // It dies with a message unread, which resets the connection.
+    let (dying, process) = pair();
+    dying.say(&event(4));
+    dying.keepsake(4, b"four");
+    protocol::send(process.as_fd(), b"never read", &[], SendFlags::empty()).unwrap();
+    drop(dying);
+    next.send(process).unwrap();
+    drop(daemon);
+    assert_eq!(heard.wait_for(1), ["Established 4"]);
+    let (daemon, process) = pair();
+    next.send(process).unwrap();
+    let Request::CmRestore(keepsakes) = daemon.next() else {
+        panic!("no keepsakes");
     };
-    let waiting = session.start(connect, |_| {});
-    let bind = session.start(
-        Command::Bind {
-            id: 2,
-            address: Address::Ip("127.0.0.1:7471".parse().unwrap()),
-        },
-        |_| {},
-    );
+    assert_eq!(keepsakes.len(), 1);
+    assert_eq!(keepsakes[0].id, 4);
+}
+
+#[test]
+fn a_repeated_command_fails_as_the_new_daemon_says() {
+    let (session, _heard, daemon, next) = session();
+    daemon.keepsake(1, b"bound");
+    let listen = session.start(Command::Listen { id: 1, backlog: 5 }, |_| {});
     daemon.command();
-    daemon.command();
-    // The state after the command has been left, its answer has not.
-    daemon.keepsake(1, b"connecting");
     let (daemon2, process) = pair();
     next.send(process).unwrap();
     drop(daemon);
     assert!(matches!(daemon2.next(), Request::CmRestore(_)));
     daemon2.say(&Reply::CmRestored { lost: vec![] });
-    for _ in 0..2 {
-        let (sequence, _) = daemon2.command();
-        daemon2.done(sequence, Err(libc::EINVAL));
-    }
-    assert_eq!(waiting.wait(), Ok(Answer::Done));
-    assert_eq!(bind.wait(), Err(libc::EINVAL));
+    let (sequence, _) = daemon2.command();
+    daemon2.say(&Reply::CmDone {
+        sequence,
+        result: Err(libc::EINVAL),
+        keepsakes: vec![Keepsake {
+            id: 1,
+            state: Some(b"bound".to_vec()),
+        }],
+    });
+    assert_eq!(listen.wait(), Err(libc::EINVAL));
 }
 
 #[test]
