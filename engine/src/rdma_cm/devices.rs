@@ -37,7 +37,8 @@ impl RdmaCm {
         }
     }
 
-    /// The ids of a device, but for those that have lost theirs before.
+    /// The ids of a device, but for those that have lost theirs before. The requests of a listener that is bound to the
+    /// device are bound to it as well.
     fn bound_to(&self, device: &DeviceInfo) -> Vec<Handle> {
         self.ids
             .iter()
@@ -56,10 +57,6 @@ impl RdmaCm {
     /// All that is left of an id is its number: the program is to destroy it.
     fn device_removed(&mut self, id: Handle) {
         self.touch(id);
-        let requests = match self.entry(id).kept.state {
-            State::Listen => self.requests_of(id),
-            _ => Vec::new(),
-        };
         // There is no device to send anything from.
         if let Some(comm) = self.entry_mut(id).comm.take() {
             self.comms.remove(&comm);
@@ -68,10 +65,5 @@ impl RdmaCm {
         self.lose(id);
         self.entry_mut(id).kept.state = State::Removed;
         self.tell(id, EventKind::DeviceRemoval, 0);
-        for request in requests {
-            if self.entry(request).kept.state != State::Removed {
-                self.device_removed(request);
-            }
-        }
     }
 }

@@ -239,7 +239,7 @@ impl RdmaCm {
     /// A process is gone: its ids are destroyed, its connections closed.
     pub fn close(&mut self, now: Time, session: Session) {
         while let Some((&id, _)) = self.ids.range(Handle::all_of(session)).next() {
-            self.destroy(now, id);
+            self.end(now, id);
         }
         self.sessions.remove(&session);
         self.settle(now);
@@ -410,14 +410,19 @@ impl RdmaCm {
         Ok(Answer::Created(id.number))
     }
 
-    /// Ends an id with all that it has.
+    /// Ends an id with all that it has, the requests that its program has not got too.
     fn destroy(&mut self, now: Time, id: Handle) {
-        self.release(now, id);
         if self.entry(id).kept.state == State::Listen {
             for request in self.requests_of(id) {
-                self.destroy(now, request);
+                self.end(now, request);
             }
         }
+        self.end(now, id);
+    }
+
+    /// Ends an id alone.
+    fn end(&mut self, now: Time, id: Handle) {
+        self.release(now, id);
         self.ids.remove(&id);
         self.hold(id.session, -1);
         self.dirty.remove(&id);

@@ -49,7 +49,11 @@ struct Deliver(&'static Process);
 
 impl Listener for Deliver {
     fn event(&self, event: Event) {
-        self.0.state.lock().deliver(&event);
+        let unwanted = self.0.state.lock().deliver(&event);
+        if let (Some(id), Ok(session)) = (unwanted, self.0.session()) {
+            // The daemon ends it with the listener; a new one that never knew the listener is not to hear of it.
+            session.forget(id);
+        }
     }
 
     fn lost(&self, id: Id) {

@@ -101,6 +101,10 @@ impl State {
 
     /// Ends a channel; gives the ids that are destroyed with it.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Vec<Id> {
+        // First, with all its events: they need not be taken out for each id.
+        if let Some(channel) = self.channels.remove(&channel) {
+            channel.tickets.take_back(usize::MAX);
+        }
         let ids: Vec<_> = self
             .ids
             .iter()
@@ -109,7 +113,6 @@ impl State {
         for id in &ids {
             self.destroy(*id);
         }
-        self.channels.remove(&channel);
         ids
     }
 
@@ -245,16 +248,14 @@ impl State {
         Ok(reported)
     }
 
-    /// Queues an event of the daemon.
-    pub fn deliver(&mut self, event: &Event) {
+    /// Queues an event of the daemon. Gives the id of a request whose listener was destroyed meanwhile: nobody gets it.
+    pub fn deliver(&mut self, event: &Event) -> Option<Id> {
         let Some(known) = self.ids.get_mut(&event.id) else {
-            return; // destroyed meanwhile
+            return event.new_id;
         };
         let known = match event.kind {
             EventKind::ConnectRequest => {
-                let Some(new_id) = event.new_id else {
-                    return;
-                };
+                let new_id = event.new_id?;
                 let listener = *known;
                 self.add_id(new_id, listener.channel, 0, listener.port_space, listener.qp_kind);
                 if let Some(known) = self.ids.get_mut(&new_id) {
@@ -274,7 +275,7 @@ impl State {
                     .and_then(|it| Some((it, self.memberships.get(&it)?)))
                 {
                     Some((number, membership)) => (number, membership.uid),
-                    None => return, // left meanwhile
+                    None => return None, // left meanwhile
                 }
             }
             EventKind::ConnectRequest => (event.new_id.unwrap_or_default(), known.uid),
@@ -282,7 +283,7 @@ impl State {
         };
         // An event of a request that was not accepted yet: accepting it will fail.
         if uid == 0 {
-            return;
+            return None;
         }
         let response = events::response(event, number, uid, known.qp_kind);
         self.push(
@@ -294,6 +295,7 @@ impl State {
                 response: Box::new(response),
             },
         );
+        None
     }
 
     /// Queues an event that the program has made itself.

@@ -101,6 +101,17 @@ fn an_event_that_can_not_be_stored_stays() {
 }
 
 #[test]
+fn a_request_for_a_destroyed_listener_is_nobodys() {
+    let (mut state, channel, fd) = state();
+    add_id(&mut state, 1, channel);
+    assert_eq!(state.deliver(&request(1, 2)), None);
+    assert_eq!(state.destroy(1).undelivered, [2]);
+    assert_eq!(state.deliver(&request(1, 3)), Some(3));
+    assert_eq!(state.check_id(3, channel), Err(libc::ENOENT));
+    assert_eq!(get(&mut state, channel, &fd), None);
+}
+
+#[test]
 fn a_destroyed_id_takes_its_events_along() {
     let (mut state, channel, fd) = state();
     add_id(&mut state, 1, channel);

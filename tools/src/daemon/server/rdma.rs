@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ferroce_engine::control::DeviceInfo;
 use ferroce_engine::control::protocol::Reply;
 use ferroce_engine::rdma_cm::{Command, Keepsake};
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::super::Source;
 use super::super::cm::{Letters, RESTORE_TIME};
@@ -115,7 +115,7 @@ impl Server {
         if self.mads_paused.is_none()
             && let Some(until) = self.cm.paused_until()
         {
-            info!("more MADs than are taken in a second");
+            debug!("more MADs than are taken in a second");
             self.mads_paused = Some(until);
             self.listen_for_mads(false);
         }
