@@ -36,6 +36,7 @@ use sidr::Exchanges;
 use tables::{Deadlines, Table};
 
 pub use interface::*;
+pub(crate) use tables::MAX_WAITING;
 
 /// The connections and SIDR exchanges of a host.
 pub struct Cm {

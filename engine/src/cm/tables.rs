@@ -10,8 +10,9 @@ use super::connection::Connection;
 use super::interface::*;
 use crate::time::Time;
 
-/// Most requests of peers that wait for an answer; more are dropped, and come again.
-pub(super) const MAX_WAITING: usize = 8192;
+/// Most requests of peers that wait for an answer; more are dropped, and come again. As many as there can be ids of
+/// RDMA CM, which bounds them by program: one that lets its requests wait must not use up the room of all.
+pub(crate) const MAX_WAITING: usize = 131_072;
 
 /// Most refusals that are kept to be repeated.
 pub(super) const MAX_REFUSALS: usize = 4096;

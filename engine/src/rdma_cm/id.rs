@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Address, Id, MembershipId, PathRecord, PortSpace, QpKind};
-use crate::cm::CommId;
+use crate::cm::{CommId, MAX_WAITING};
 
 /// Most ids and memberships of a process.
 pub(super) const MAX_IDS_OF_SESSION: usize = 32_768;
 /// Most ids of all processes.
 pub(super) const MAX_IDS: usize = 131_072;
+/// Requests that one program does not answer use up its own ids before the room of all.
+const _: () = assert!(MAX_WAITING >= MAX_IDS);
 /// Highest number of an id: librdmacm has a table of all handles below 65,536, and checks no bounds.
 pub(super) const MAX_NUMBER: u32 = 65_535;
 

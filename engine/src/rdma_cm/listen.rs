@@ -67,6 +67,7 @@ impl RdmaCm {
         self.own_any(id)?;
         if let Some(listener) = self.entry_mut(id).kept.listener.take() {
             let listener = Handle::new(id.session, listener);
+            self.requests.remove(&(listener, id));
             if let Some(entry) = self.ids.get_mut(&listener) {
                 entry.kept.backlog = (entry.kept.backlog + 1).min(MAX_BACKLOG);
                 self.touch(listener);
@@ -130,7 +131,10 @@ impl RdmaCm {
                 let _ = self.cm.reject(now, comm, RejReason::CONSUMER_DEFINED, &[], &[]);
                 self.cm.destroy(now, comm);
             }
-            Err(Miss::NoRoom) => self.cm.forget(comm),
+            Err(Miss::NoRoom) => {
+                self.backlog_full += 1;
+                self.cm.forget(comm);
+            }
         }
     }
 

@@ -71,6 +71,8 @@ pub struct RdmaCm {
     ids: BTreeMap<Handle, Identifier>,
     comms: BTreeMap<CommId, Handle>,
     memberships: BTreeMap<Handle, Handle>,
+    /// The requests that programs have not got: (listener, new id).
+    requests: BTreeSet<(Handle, Handle)>,
     ports: Ports,
     /// The number that the next question about an address gets.
     next_token: u64,
@@ -87,6 +89,8 @@ pub struct RdmaCm {
     ready: VecDeque<Output>,
     /// MADs that came to a device that is not there.
     misdirected: u64,
+    /// Requests of peers that found no room at their listener.
+    backlog_full: u64,
 }
 
 /// A process.
@@ -213,6 +217,7 @@ impl RdmaCm {
             ids: BTreeMap::new(),
             comms: BTreeMap::new(),
             memberships: BTreeMap::new(),
+            requests: BTreeSet::new(),
             ports: Ports::default(),
             next_token: 1,
             resolves: BTreeMap::new(),
@@ -222,6 +227,7 @@ impl RdmaCm {
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
             misdirected: 0,
+            backlog_full: 0,
         }
     }
 
@@ -390,6 +396,7 @@ impl RdmaCm {
     /// Counters of messages and drops by reason, added to `out` as (name, value).
     pub fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         out("cm_misdirected", self.misdirected);
+        out("cm_drop_backlog", self.backlog_full);
         self.cm.counters(out);
     }
 
@@ -423,7 +430,11 @@ impl RdmaCm {
     /// Ends an id alone.
     fn end(&mut self, now: Time, id: Handle) {
         self.release(now, id);
-        self.ids.remove(&id);
+        if let Some(entry) = self.ids.remove(&id)
+            && let Some(listener) = entry.kept.listener
+        {
+            self.requests.remove(&(Handle::new(id.session, listener), id));
+        }
         self.hold(id.session, -1);
         self.dirty.remove(&id);
         self.gone.push(id);
@@ -450,10 +461,10 @@ impl RdmaCm {
 
     /// The requests of a listener that its program has not got.
     fn requests_of(&self, listener: Handle) -> Vec<Handle> {
-        self.ids
-            .range(Handle::all_of(listener.session))
-            .filter(|(_, entry)| entry.kept.listener == Some(listener.number))
-            .map(|(id, _)| *id)
+        let of_session = Handle::all_of(listener.session);
+        self.requests
+            .range((listener, *of_session.start())..=(listener, *of_session.end()))
+            .map(|(_, request)| *request)
             .collect()
     }
 
@@ -525,6 +536,9 @@ impl RdmaCm {
     }
 
     fn insert(&mut self, id: Handle, kept: Kept) {
+        if let Some(listener) = kept.listener {
+            self.requests.insert((Handle::new(id.session, listener), id));
+        }
         let entry = Identifier {
             kept,
             comm: None,

@@ -206,6 +206,10 @@ fn the_backlog_counts_what_is_not_taken() {
     let second = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
     world.run(Duration::from_secs(1));
     assert!(world.hosts[1].events.is_empty(), "the third waits for room");
+    let mut dropped = 0;
+    let mut find = |name, value| dropped += if name == "cm_drop_backlog" { value } else { 0 };
+    world.hosts[1].cm.counters(&mut find);
+    assert_eq!(dropped, 1);
     world.command(1, Command::Taken { id: first }).unwrap();
     let third = world.expect(1, EventKind::ConnectRequest).new_id.unwrap();
     // What is not taken dies with its listener.
