@@ -4,7 +4,6 @@
 GROUP=${GROUP:-${0##*/}}
 ONLY=${ONLY:-.}    # run the cases whose name matches this regex
 SHARD=${SHARD:-0/1} # K/N: of those, every Nth, from the Kth
-NOT_YET=${NOT_YET-} # file of what cannot pass yet: lines of a regex, which GROUP/CASE matches, and a reason
 passed=0 failed=0 skipped=0 candidates=0
 
 ok() { passed=$((passed + 1)); echo "ok $GROUP/$1"; }
@@ -13,19 +12,7 @@ skip() { skipped=$((skipped + 1)); echo "ok $GROUP/$1 # SKIP $2"; }
 
 # selected CASE: shall it run? Asked once for each case.
 selected() {
-    [[ $1 =~ $ONLY ]] && (((candidates++ % ${SHARD#*/}) == ${SHARD%/*})) && ! left_out "$1"
-}
-
-# left_out CASE: says so if it is in NOT_YET; it counts as nothing then.
-left_out() {
-    local regex reason
-    [[ -n $NOT_YET ]] || return 1
-    while read -r regex reason; do
-        [[ -n $regex && $regex != '#'* && $GROUP/$1 =~ $regex ]] || continue
-        echo "# $GROUP/$1 is left out: $reason"
-        return 0
-    done <"$NOT_YET"
-    return 1
+    [[ $1 =~ $ONLY ]] && (((candidates++ % ${SHARD#*/}) == ${SHARD%/*}))
 }
 
 # Prints the last telling line of a log, on one line of bounded length.

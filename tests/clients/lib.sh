@@ -13,8 +13,10 @@ SERVER_GIDX=${SERVER_GIDX:-$GIDX} CLIENT_GIDX=${CLIENT_GIDX:-$GIDX}
 SERVER_IP6=${SERVER_IP6-} CLIENT_IP6=${CLIENT_IP6-} GIDX6=${GIDX6-} IB_PORT=${IB_PORT:-1}
 CASE_TIMEOUT=${CASE_TIMEOUT:-30} # seconds for one command
 SETTLE=${SETTLE:-1}              # seconds given to a server that opens no TCP socket
+CM_PROBE=${CM_PROBE-}            # with a port behind it: does an rdma_cm server listen on it?
 LEVEL=${LEVEL:-1}                # 2 adds cases for optional features
 LOG_DIR=${LOG_DIR:-$(mktemp -d)}
+AGAIN=''                         # a case whose client fails with this regex in its log is tried again, 9 times at most
 BAD=${BAD-}                      # a case whose logs match this regex has failed
 NO_TCP=''                        # set where a server that listens on TCP has failed
 mkdir -p "$LOG_DIR"
@@ -80,30 +82,52 @@ wait_tcp() {
     return 1
 }
 
+wait_cm() { # SERVER-TEMPLATE: until it listens on @P, where that can be seen
+    local i
+    if [[ -z $CM_PROBE || $1 != *@P* ]]; then sleep "$SETTLE"; return; fi
+    for ((i = 0; i < 200; i++)); do
+        # shellcheck disable=SC2086
+        { $CM_PROBE "$port" || ! server_alive; } && return
+        sleep 0.05
+    done
+}
+
 client() { # NAME TEMPLATE
     expand client "$2"
     timeout -k 2 "$CASE_TIMEOUT" "${CMD[@]}" >"$LOG_DIR/$1.client" 2>&1 </dev/null
 }
 
 REFUSED='REJECTED, (error|status)[:= ]*8|[Cc]onnection refused'
-# _pair WAIT(tcp|cm) ENDS(yes|no|any: the server's end after one client) NAME SERVER CLIENT [WANT]
-_pair() {
-    local how=$1 ends=$2 name=$3 want=${6-} rc tries=5 port
-    selected "$name" || return 0
-    next_port=$((next_port + 1)) port=$next_port
-    if [[ "$4 $5" == *@[SC]6* && (-z $SERVER_IP6 || -z $CLIENT_IP6) ]]; then skip "$name" "no IPv6 address given"; return; fi
-    if [[ "$4 $5" == *@G6* && -z $GIDX6 ]]; then skip "$name" "no GIDX6 given"; return; fi
+# _try: starts the server of a pair and runs its client; status in rc.
+_try() {
     start_server "$name" "$4"
     if [[ $how = tcp ]] && ! wait_tcp "$port"; then
         not_ok "$name" "server did not listen: $(last_line "$LOG_DIR/$name.server")"
         stop_server
         return
     fi
-    [[ $how = tcp ]] || sleep "$SETTLE"
+    [[ $how = tcp ]] || wait_cm "$4"
     while client "$name" "$5"; rc=$?; [[ $rc != 0 && $how = cm && $((tries -= 1)) -gt 0 ]]; do
         if ! server_alive || ! grep -qaE "$REFUSED" "$LOG_DIR/$name.client"; then break; fi
         sleep "$SETTLE" # the server was not listening yet
     done
+}
+# _pair WAIT(tcp|cm) ENDS(yes|no|any: the server's end after one client) NAME SERVER CLIENT [WANT]
+_pair() {
+    local how=$1 ends=$2 name=$3 want=${6-} rc=0 tries=5 port again
+    selected "$name" || return 0
+    next_port=$((next_port + 1)) port=$next_port
+    if [[ "$4 $5" == *@[SC]6* && (-z $SERVER_IP6 || -z $CLIENT_IP6) ]]; then skip "$name" "no IPv6 address given"; return; fi
+    if [[ "$4 $5" == *@G6* && -z $GIDX6 ]]; then skip "$name" "no GIDX6 given"; return; fi
+    _try "$@"
+    for ((again = 0; again < 9; again++)); do
+        [[ -n $AGAIN && $rc != 0 ]] || break
+        grep -qaE -- "$AGAIN" "$LOG_DIR/$name.client" || break
+        stop_server
+        tries=5
+        _try "$@"
+    done
+    [[ -n $server_pid ]] || return # it did not listen
     local why=''
     if [[ $rc = 124 || $rc = 137 ]]; then
         why="client timed out after ${CASE_TIMEOUT}s: $(last_line "$LOG_DIR/$name.client")"

@@ -9,7 +9,7 @@ E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TESTS=${E2E%/*}
 # shellcheck source-path=SCRIPTDIR source=../tap.sh
 . "$TESTS/tap.sh"
-FERROCE=$BIN/ferroce
+export FERROCE=$BIN/ferroce
 FERROCED=$BIN/ferroced
 # shellcheck disable=SC2034
 RUN="$FERROCE run --"
@@ -83,7 +83,7 @@ daemon_answers() { "$FERROCE" status >/dev/null 2>&1; }
 no_daemon() { ! grep -q '@ferroced$' /proc/self/net/unix; }
 
 # How many slots are leased, as the daemon says.
-AS=() # put before it where the daemon is another user's
+AS=() # put before what is to be another user's, or in another namespace
 leased() { "${AS[@]}" "$FERROCE" status --json | grep -o '"leased": *[0-9]*' | grep -o '[0-9]*$'; }
 none_runs() { ! grep -sq '^ferroce' /proc/[0-9]*/comm; }
 none_leased() { [[ $(leased) = 0 ]]; }
@@ -108,7 +108,7 @@ nothing_left() {
 compile() {
     local flags=(-O1 -Wall -Wextra -o "$LOG_DIR/$1")
     [[ $1 != *.so ]] || flags+=(-shared -fPIC)
-    "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -Wl,--as-needed -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
+    "${CC:-gcc}" "${flags[@]}" "$TESTS/c/${1%.so}.c" -Wl,--as-needed -lrdmacm -libverbs -lpthread -ldl || { not_ok "compile-$1" 'it does not'; finish; }
 }
 
 # compile_against LIBRARY OUTPUT SOURCE [OPTION...]: SOURCE of tests/c into LOG_DIR, with the libibverbs LOG_DIR/LIBRARY.
@@ -133,7 +133,7 @@ program() {
     local name=$1 rc=0
     shift
     selected "$name" || return 0
-    start "$name.log" "$FERROCE" run -- "$@"
+    start "$name.log" "${AS[@]}" "$FERROCE" run -- "$@"
     await "$PID" || rc=$?
     if ((rc == 0)); then ok "$name"; else not_ok "$name" "exit $rc: $(last_line "$LOG_DIR/$name.log")"; fi
 }
@@ -164,7 +164,7 @@ run_client_group() {
     done < <(
         for ((shard = 0; shard < SHARDS; shard++)); do
             env GROUP="$GROUP/$name" LOG_DIR="$LOG_DIR/$name" SHARD="$shard/$SHARDS" PORT_BASE=$((18600 + shard * 300)) \
-                NOT_YET="$E2E/not-yet" PYVERBS_PACKAGE="${BIN%/*}/pyverbs" "$@" "$TESTS/clients/$script" 2>&1 &
+                CM_PROBE="${CM_PROBE-$E2E/cm-listens}" PYVERBS_PACKAGE="${BIN%/*}/pyverbs" "$@" "$TESTS/clients/$script" 2>&1 &
         done
         wait
     )
