@@ -6,17 +6,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use common::{in_fresh_namespace, ip};
 use ferroce_engine::rdma_cm::Resolution;
-use ferroce_engine::time::Time;
 use ferroce_tools::daemon::resolve::{Outcome, Resolver};
 use ferroce_tools::netlink::interfaces;
 use ferroce_tools::netlink::route::Query;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-const START: Time = Time::from_nanos(1_000_000_000);
 
 /// A host at the other end of `veth0`: a process in a network namespace of its own.
 struct Neighbour(Child);
@@ -102,8 +98,7 @@ fn found(source: &str, interface: &str, gateway: bool) -> Outcome {
 
 /// What comes of it, though the neighbour must be asked for.
 fn after_news(resolver: &mut Resolver, query: Query) -> Outcome {
-    let deadline = START + Duration::from_secs(60);
-    if let Some(outcome) = resolver.start(7, query, deadline) {
+    if let Some(outcome) = resolver.start(7, query) {
         panic!("{query:?} was known: {outcome:?}");
     }
     loop {
@@ -117,7 +112,6 @@ fn after_news(resolver: &mut Resolver, query: Query) -> Outcome {
         );
         assert_eq!(ready, Ok(1), "no news for {query:?}");
         if let [(7, outcome)] = resolver.news().unwrap()[..] {
-            assert_eq!(resolver.deadline(), None);
             return outcome;
         }
     }
@@ -130,7 +124,7 @@ fn own_addresses_are_reached_without_neighbours() {
     }
     let _neighbour = Neighbour::start();
     let mut resolver = resolver();
-    let mut start = |query| resolver.start(1, query, START).expect("known at once");
+    let mut start = |query| resolver.start(1, query).expect("known at once");
     assert_eq!(start(query("127.0.0.1")), found("127.0.0.1", "lo", false));
     assert_eq!(start(query("::1")), found("::1", "lo", false));
     // The interface is that of the address, whatever the route says.
@@ -165,7 +159,7 @@ fn what_has_no_way_fails_as_sending_would() {
     ip("route add prohibit 10.9.0.0/16");
     ip("-6 route add unreachable 2001:db8:8::/48");
     let mut resolver = resolver();
-    let mut start = |query| resolver.start(1, query, START).expect("known at once");
+    let mut start = |query| resolver.start(1, query).expect("known at once");
     assert_eq!(start(query("192.0.2.1")), Err(libc::ENETUNREACH));
     assert_eq!(start(query("2001:db8:1::1")), Err(libc::ENETUNREACH));
     assert_eq!(start(query("10.8.0.1")), Err(libc::EHOSTUNREACH));
@@ -201,19 +195,13 @@ fn neighbours_are_asked_for_and_waited_for() {
         source: Some("10.0.0.11".parse().unwrap()),
         ..query("10.0.0.2")
     };
-    let mut start = |query| resolver.start(1, query, START);
+    let mut start = |query| resolver.start(1, query);
     assert_eq!(start(second), Some(found("10.0.0.11", "veth0", false)));
     assert_eq!(start(query("10.5.1.2")), Some(found("10.0.0.1", "veth0", true)));
 
     // Nobody there, then somebody.
-    let deadline = START + Duration::from_secs(2);
-    assert_eq!(resolver.start(3, query("10.0.0.77"), deadline), None);
-    assert_eq!(resolver.start(4, query("10.0.0.78"), deadline), None);
-    assert_eq!(resolver.deadline(), Some(deadline));
-    resolver.cancel(4);
-    assert_eq!(resolver.expire(START), []);
-    assert_eq!(resolver.expire(deadline), [(3, Err(libc::ETIMEDOUT))]);
-    assert_eq!(resolver.deadline(), None);
+    assert_eq!(resolver.start(3, query("10.0.0.77")), None);
+    resolver.cancel(3);
     ip("neigh flush dev veth0");
     neighbour.ip("addr add 10.0.0.77/24 dev veth1");
     assert_eq!(

@@ -141,10 +141,8 @@ pub enum Output {
         ifindex: u32,
         /// Type of service.
         type_of_service: u8,
-        /// The id gives up then.
-        deadline: Time,
     },
-    /// The answer is not wanted any more.
+    /// The answer is not wanted any more, or comes too late.
     ResolveCancel {
         /// The token.
         token: u64,

@@ -97,7 +97,6 @@ impl RdmaCm {
             dest,
             ifindex,
             type_of_service,
-            deadline,
         });
     }
 

@@ -210,7 +210,6 @@ impl ConnectionManager {
     /// Does what is due.
     pub fn expire(&mut self) -> Letters {
         let now = time();
-        self.resolved.extend(self.resolver.expire(now));
         if self.cm.deadline().is_some_and(|deadline| deadline <= now) {
             self.cm.timeout(now);
         }
@@ -234,7 +233,7 @@ impl ConnectionManager {
     }
 
     fn timer(&self) -> Option<Time> {
-        let all = [self.cm.deadline(), self.resolver.deadline(), self.gsi.deadline()];
+        let all = [self.cm.deadline(), self.gsi.deadline()];
         all.into_iter().flatten().min()
     }
 
@@ -284,7 +283,6 @@ impl ConnectionManager {
                         dest,
                         ifindex,
                         type_of_service,
-                        deadline,
                     } => {
                         let query = Query {
                             source,
@@ -292,7 +290,7 @@ impl ConnectionManager {
                             ifindex,
                             type_of_service,
                         };
-                        let outcome = self.resolver.start(token, query, deadline);
+                        let outcome = self.resolver.start(token, query);
                         self.resolved.extend(outcome.map(|outcome| (token, outcome)));
                     }
                     Output::ResolveCancel { token } => {

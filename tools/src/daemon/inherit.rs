@@ -19,6 +19,9 @@ use super::sockets::SlotSockets;
 /// How long to wait for a program that shows the heirloom: some times the longest time between looks.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Requests that a client may send before it is answered: more than programs do, which wait for their welcome.
+const MAX_REQUESTS: usize = 16;
+
 /// A connection that came before the daemon could serve, and what it has said.
 pub struct Early {
     /// The connection.
@@ -88,7 +91,7 @@ fn accept_all(listener: &OwnedFd, group: Option<u32>, clients: &mut Vec<Early>) 
 }
 
 impl Early {
-    /// Takes what the client has sent; false if it is gone.
+    /// Takes what the client has sent; false if it is gone, or sends more than is kept.
     fn listen(&mut self, buffer: &mut ReceiveBuffer, sockets: &mut Option<SlotSockets>) -> bool {
         loop {
             match self.connection.receive(buffer) {
@@ -100,6 +103,10 @@ impl Early {
                         && self.connection.is_owner()
                     {
                         *sockets = self.sockets_of(&fds);
+                    }
+                    if self.requests.len() == MAX_REQUESTS {
+                        warn!(pid = self.connection.pid(), "too many requests before an answer");
+                        return false;
                     }
                     self.requests.push((request, fds));
                 }
@@ -128,5 +135,39 @@ impl Early {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferroce_engine::control::protocol::{self, Hello};
+    use rustix::net::{AddressFamily, SendFlags, SocketType, socketpair};
+
+    #[test]
+    fn a_client_is_not_listened_to_for_ever() {
+        let (client, ours) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let mut early = Early {
+            connection: Connection::new(ours).unwrap(),
+            greeted: false,
+            requests: Vec::new(),
+        };
+        let (mut buffer, mut sockets) = (ReceiveBuffer::new(), None);
+        let mut listens = |early: &mut Early| early.listen(&mut buffer, &mut sockets);
+        protocol::send(client.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()).unwrap();
+        for _ in 0..MAX_REQUESTS {
+            protocol::send_message(&client, &Request::Status, SendFlags::empty()).unwrap();
+            assert!(listens(&mut early));
+        }
+        assert!(early.greeted);
+        assert_eq!(early.requests.len(), MAX_REQUESTS);
+        protocol::send_message(&client, &Request::Status, SendFlags::empty()).unwrap();
+        assert!(!listens(&mut early));
     }
 }

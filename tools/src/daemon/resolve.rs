@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ferroce_engine::rdma_cm::{Errno, Resolution};
-use ferroce_engine::time::Time;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendto, socket_with};
 use tracing::{debug, warn};
 
@@ -33,7 +32,6 @@ struct Waiting {
     query: Query,
     next_hop: IpAddr,
     resolution: Resolution,
-    deadline: Time,
 }
 
 /// What came of a question.
@@ -55,9 +53,9 @@ impl Resolver {
         self.interfaces.clone_from(interfaces);
     }
 
-    /// Begins to look for a way. `None`: the neighbour is asked for, and the answer comes by [`Resolver::news`] or
-    /// [`Resolver::expire`].
-    pub fn start(&mut self, token: u64, query: Query, deadline: Time) -> Option<Outcome> {
+    /// Begins to look for a way. `None`: the neighbour is asked for, and the answer comes by [`Resolver::news`], if it
+    /// comes: who asks knows how long to wait.
+    pub fn start(&mut self, token: u64, query: Query) -> Option<Outcome> {
         let found = self.find(&query);
         debug!(?query, ?found, "route");
         let (resolution, next_hop) = match found {
@@ -75,7 +73,6 @@ impl Resolver {
             query,
             next_hop,
             resolution,
-            deadline,
         };
         if self.is_known(&waiting) {
             self.rest();
@@ -123,28 +120,6 @@ impl Resolver {
         let outcomes = outcomes.collect();
         self.rest();
         Ok(outcomes)
-    }
-
-    /// Gives up what has waited for too long, with the kernel's error for it.
-    pub fn expire(&mut self, now: Time) -> Vec<(u64, Outcome)> {
-        let late: Vec<u64> = self
-            .waiting
-            .iter()
-            .filter(|(_, it)| it.deadline <= now)
-            .map(|(token, _)| *token)
-            .collect();
-        for token in &late {
-            self.waiting.remove(token);
-        }
-        self.rest();
-        late.into_iter()
-            .map(|token| (token, Err(libc::ETIMEDOUT)))
-            .collect()
-    }
-
-    /// When [`Resolver::expire`] has something to do.
-    pub fn deadline(&self) -> Option<Time> {
-        self.waiting.values().map(|it| it.deadline).min()
     }
 
     /// Nobody waits: news of neighbours need not wake us.
