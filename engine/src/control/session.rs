@@ -54,6 +54,8 @@ pub struct Waiting {
     inner: Arc<Inner>,
     sequence: u32,
     slot: Arc<Slot>,
+    /// From the start: who waits for many answers one after the other does not wait for each as long.
+    deadline: Instant,
 }
 
 /// Where the answer is put for who waits.
@@ -190,16 +192,21 @@ impl Drop for Session {
 impl Waiting {
     /// Waits for the answer; the errors are those of [`Session::ask`].
     pub fn wait(self) -> Outcome {
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             if let Some(outcome) = self.slot.outcome.lock().take() {
                 return outcome;
             }
             if let Some(mut buffer) = self.inner.receiving.try_lock() {
-                self.inner.receive_until(&mut buffer, deadline, &self.slot);
+                self.inner.receive_until(&mut buffer, self.deadline, &self.slot);
             }
             let mut outcome = self.slot.outcome.lock();
-            if outcome.is_none() && self.slot.filled.wait_until(&mut outcome, deadline).timed_out() {
+            if outcome.is_none()
+                && self
+                    .slot
+                    .filled
+                    .wait_until(&mut outcome, self.deadline)
+                    .timed_out()
+            {
                 drop(outcome);
                 let mut link = self.inner.link.lock();
                 if link.pending.remove(&self.sequence).is_some() {
@@ -229,6 +236,7 @@ impl Inner {
             inner: Arc::clone(self),
             sequence,
             slot: Arc::clone(&slot),
+            deadline: Instant::now() + ANSWER_TIMEOUT,
         };
         if let (Command::Destroy { id }, None) = (&command, &link.socket) {
             // Without a daemon, that a new one does not hear of the id is all there is to do.
