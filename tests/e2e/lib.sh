@@ -93,7 +93,7 @@ nothing_left() {
     local left
     if ! no_daemon && ! until_true 10 none_leased; then
         not_ok "$1" "leases left: $("${AS[@]}" "$FERROCE" status 2>&1 | tr '\n' ';' | cut -c1-150)"
-    elif ! until_true 20 no_daemon; then
+    elif ! until_true 60 no_daemon; then # what RDMA CM refused stays known for some 20 s, and more as the timeouts are
         not_ok "$1" 'the daemon does not leave'
     elif left=$(ls -d /run/ferroce/* /tmp/ferroce-*-"$(stat -Lc %i /proc/self/ns/net)" 2>/dev/null); [[ -n $left ]]; then
         not_ok "$1" "left: $left"
