@@ -70,10 +70,8 @@ impl RdmaCm {
     /// Goes on with an id of an earlier daemon.
     pub(super) fn take_over(&mut self, now: Time, session: Session, keepsake: &Keepsake) -> Option<()> {
         let id = Handle::new(session, keepsake.id);
-        // New ids follow those that are to come back, even if it takes some time.
-        if let Some(process) = self.sessions.get_mut(&session) {
-            process.last_number = process.last_number.max(id.number);
-        }
+        // Even if it takes some time until it can come back.
+        self.skip_numbers(session, id.number);
         let saved = match postcard::take_from_bytes::<Saved>(keepsake.state.as_ref()?) {
             Ok((saved, [])) if saved.layout == LAYOUT => saved,
             _ => return None,

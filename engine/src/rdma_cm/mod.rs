@@ -325,6 +325,13 @@ impl RdmaCm {
         self.cm.expect_imports(until);
     }
 
+    /// The process has ids of an earlier daemon up to this number, whether they go on or not: new ones follow.
+    pub fn skip_numbers(&mut self, session: Session, highest: Id) {
+        if let Some(process) = self.sessions.get_mut(&session) {
+            process.last_number = process.last_number.max(highest);
+        }
+    }
+
     /// Takes an id over from an earlier daemon. False if it can not go on: the port is taken, the device is not there, or
     /// the bytes make no sense.
     pub fn restore(&mut self, now: Time, session: Session, keepsake: &Keepsake) -> bool {

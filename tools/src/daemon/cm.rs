@@ -145,6 +145,16 @@ impl ConnectionManager {
         self.go_on_restoring()
     }
 
+    /// Lets nothing go on of what a program had from an earlier daemon.
+    pub fn refuse_restore(&mut self, session: Session, privileged: bool, keepsakes: &[Keepsake]) -> Letters {
+        self.open(session, privileged);
+        let lost: Vec<Id> = keepsakes.iter().map(|it| it.id).collect();
+        // The program still has these, until it destroys them.
+        self.cm
+            .skip_numbers(session, lost.iter().copied().max().unwrap_or(0));
+        vec![(session, Reply::CmRestored { lost })]
+    }
+
     /// Tries again what could not go on; what is late is lost.
     pub fn go_on_restoring(&mut self) -> Letters {
         let now = time();

@@ -55,6 +55,18 @@ fn all_states_go_on() {
 }
 
 #[test]
+fn new_ids_follow_those_that_the_program_still_has() {
+    let mut world = World::new(1);
+    world.hosts[0].cm.skip_numbers(PROGRAM, 41);
+    assert_eq!(world.create(0, PortSpace::Tcp), 42);
+    world.hosts[0].cm.skip_numbers(PROGRAM, 7);
+    assert_eq!(world.create(0, PortSpace::Tcp), 43);
+    world.hosts[0].cm.skip_numbers(PROGRAM, u32::MAX);
+    assert!(world.create(0, PortSpace::Tcp) <= 65_535);
+    world.finish();
+}
+
+#[test]
 fn what_is_taken_by_others_is_lost() {
     let mut world = prepared();
     let now = world.now;

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::DeviceInfo;
-use ferroce_engine::control::protocol::Reply;
 use ferroce_engine::rdma_cm::{Command, Keepsake};
 use tracing::{debug, warn};
 
@@ -59,17 +58,16 @@ impl Server {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
+        let privileged = connection.peer.uid == 0;
         let letters = if connection.is_owner() {
             let patience = if self.presumed.is_empty() {
                 Duration::ZERO
             } else {
                 RESTORE_TIME
             };
-            let privileged = connection.peer.uid == 0;
             self.cm.restore(id, privileged, keepsakes, patience)
         } else {
-            let lost = keepsakes.iter().map(|it| it.id).collect();
-            vec![(id, Reply::CmRestored { lost })]
+            self.cm.refuse_restore(id, privileged, &keepsakes)
         };
         self.deliver(letters);
     }
