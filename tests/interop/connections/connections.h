@@ -1,7 +1,7 @@
 /* connections: what RDMA CM does between two machines, event by event and byte by byte.
  *
  * Two processes of this program do a case together: one is active (it connects), one is passive (it listens). They agree
- * over TCP. See main.c for how it is called, and cases.c for what is done. */
+ * over TCP. See main.c for how it is called, and cases.c and faults.c for what is done. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 #include <rdma/rdma_cma.h>
@@ -66,8 +66,19 @@ struct test {
     bool who_dies; /* with it: the active side (1) or the passive one (0) */
     bool deadly;
 };
-extern const struct test tests[];
+extern const struct test connection_tests[], fault_tests[];
 extern const struct test *current;
+
+/* cases.c */
+struct rdma_conn_param parameters(int private_length);
+void connect_with(struct session *, int sent, int answered);
+void accept_with(struct session *, int sent, int received);
+void use_and_part(struct session *);
+void request_active(struct session *);
+void request_passive(struct session *);
+void reject_active(struct session *);
+void datagrams_accept(struct session *, int sent, int received);
+void sidr_request_active(struct session *);
 
 /* main.c */
 _Noreturn void fail(struct session *, const char *format, ...) __attribute__((format(printf, 2, 3)));

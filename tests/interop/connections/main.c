@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 const struct test *current;
+static const struct test *const lists[] = {connection_tests, fault_tests};
 static const char *interface, *label = "cm";
 static int verdict_pipe; /* from who does a case to who reports it */
 static regex_t only[4];
@@ -181,9 +182,10 @@ static void do_case(int peer, const struct test *test, bool active, int patience
 
 static const struct test *test_of(const char *name)
 {
-    for (const struct test *test = tests; test->name; test++)
-        if (!strcmp(test->name, name))
-            return test;
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (const struct test *test = lists[i]; test->name; test++)
+            if (!strcmp(test->name, name))
+                return test;
     return NULL;
 }
 
@@ -296,9 +298,10 @@ int main(int count, char **words)
     if (!peer)
         server(port);
     int fd = connect_to(peer, port);
-    for (const struct test *test = tests; test->name; test++)
-        for (int out = 1; out >= 0; out--)
-            if (selected(test->name, out) && !client_case(fd, test, out, patience, ours, theirs))
-                return 1;
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (const struct test *test = lists[i]; test->name; test++)
+            for (int out = 1; out >= 0; out--)
+                if (selected(test->name, out) && !client_case(fd, test, out, patience, ours, theirs))
+                    return 1;
     return 0;
 }

@@ -230,6 +230,7 @@ void exchange(struct session *s)
                 ibv_destroy_ah(wr.wr.ud.ah);
         } else {
             completion(s, IBV_WC_RECV, length + header);
+            post_receive(s);
             for (uint32_t i = 0; i < length; i++)
                 MUST(s->bytes[MESSAGE + header + i] == (uint8_t)(i * 31 + i / 256 + (uint32_t)turn), "byte %u is wrong", i);
         }
