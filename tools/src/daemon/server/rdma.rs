@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_engine::control::DeviceInfo;
 use ferroce_engine::rdma_cm::{Command, Keepsake};
+use ferroce_wire::mad::GSI_QPN;
 use tracing::{debug, warn};
 
 use super::super::Source;
@@ -34,7 +35,8 @@ impl Server {
     }
 
     /// Whether the client `id` may have a peer told of this queue pair: those of programs of its own user, as a forked
-    /// child or a helper may speak for another; root any. 0 stands for none.
+    /// child or a helper may speak for another; root any. 0 stands for none, and the other numbers of our own slot are
+    /// nobody's: `cmtime` counts connections without queue pairs, under numbers from 1000 on.
     fn may_name(&self, id: u32, qpn: u32) -> bool {
         let Some(client) = self.connections.get(&id) else {
             return false;
@@ -45,7 +47,7 @@ impl Server {
             .values()
             .find(|it| it.lease.as_ref().is_some_and(|lease| lease.slot == slot));
         match holder {
-            _ if qpn == 0 => true,
+            _ if slot == 0 => qpn & 0xff_ffff != GSI_QPN,
             Some(holder) => client.peer.uid == 0 || client.peer.uid == holder.peer.uid,
             // Its program, of an earlier daemon's time, has not come to us yet.
             None => client.is_owner() && self.presumed.contains(&slot),
