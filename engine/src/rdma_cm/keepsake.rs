@@ -121,10 +121,13 @@ impl RdmaCm {
             return None;
         }
         let reuse = kept.reuse_address && kept.state != State::Listen;
+        // A connection is known by its comm ids: that its port was given to another, who came back earlier, does not matter.
+        let waits = matches!(kept.state, State::Bound | State::Listen);
         // Ids of one process are believed to have been beside each other: options may have changed since they were bound.
         let fits = self
             .ports
             .owners(space, port)
+            .filter(|_| waits)
             .filter(|other| other.session != id.session)
             .map(|other| &self.entry(other).kept)
             .all(|theirs| self.fits(kept, theirs, reuse).is_ok() || self.differs(kept, theirs));

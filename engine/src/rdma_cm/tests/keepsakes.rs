@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::world::{PROGRAM, World, parameters};
 use crate::link::random::Prng;
-use crate::rdma_cm::{Answer, Command, EventKind, Keepsake, PortSpace, QpKind};
+use crate::rdma_cm::{Answer, Command, EventKind, Keepsake, PortSpace, QpKind, Session};
 
 /// A host with ids in many states, and the keepsakes of its program.
 fn prepared() -> World {
@@ -39,6 +39,25 @@ fn prepared() -> World {
     world.resolve_to(1, routed, "10.0.0.1:5");
     world.hosts[1].events.clear();
     world
+}
+
+/// The process of [`thief_of`].
+const THIEF: Session = 2;
+
+/// Another process of the host has bound an id to the address.
+fn thief_of(world: &mut World, host: usize, to: &str) {
+    let now = world.now;
+    let cm = &mut world.hosts[host].cm;
+    cm.open(THIEF, true);
+    let create = Command::Create {
+        port_space: PortSpace::Tcp,
+        qp_kind: QpKind::Rc,
+    };
+    let Ok(Answer::Created(id)) = cm.command(now, THIEF, create) else {
+        panic!("no id");
+    };
+    let address = super::world::address(to);
+    cm.command(now, THIEF, Command::Bind { id, address }).unwrap();
 }
 
 #[test]
@@ -96,20 +115,7 @@ fn what_is_taken_by_others_is_lost() {
     let now = world.now;
     let keepsakes = std::mem::take(&mut world.hosts[1].keepsakes);
     world.hosts[1].restart(now);
-    let cm = &mut world.hosts[1].cm;
-    cm.open(2, true);
-    let create = Command::Create {
-        port_space: PortSpace::Tcp,
-        qp_kind: QpKind::Rc,
-    };
-    let Ok(Answer::Created(thief)) = cm.command(now, 2, create) else {
-        panic!("no id");
-    };
-    let bind = Command::Bind {
-        id: thief,
-        address: super::world::address("0.0.0.0:5"),
-    };
-    cm.command(now, 2, bind).unwrap();
+    thief_of(&mut world, 1, "0.0.0.0:5");
     let cm = &mut world.hosts[1].cm;
     let taken: Vec<bool> = keepsakes
         .iter()
@@ -121,11 +127,35 @@ fn what_is_taken_by_others_is_lost() {
     assert_eq!(taken.iter().filter(|taken| !**taken).count(), 1, "{taken:?}");
     world.drain(1, true, true);
     world.hosts[1].keepsakes.extend(keepsakes);
-    world.hosts[1].cm.close(now, 2);
+    world.hosts[1].cm.close(now, THIEF);
     for host in 0..2 {
         world.kill_program(host);
         world.hosts[host].cm.open(PROGRAM, true);
     }
+    world.finish();
+}
+
+#[test]
+fn a_connection_goes_on_though_its_port_was_given_away() {
+    let mut world = World::new(1);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    world.connected("10.0.0.2:5", 3);
+    let port = world.hosts[0].cm.status()[0].source.unwrap().port();
+    let now = world.now;
+    let keepsakes = std::mem::take(&mut world.hosts[0].keepsakes);
+    assert_eq!(keepsakes.len(), 1);
+    world.hosts[0].restart(now);
+    thief_of(&mut world, 0, &format!("0.0.0.0:{port}"));
+    for (id, state) in &keepsakes {
+        let state = Some(state.clone());
+        assert!(
+            world.hosts[0]
+                .cm
+                .restore(now, PROGRAM, &Keepsake { id: *id, state })
+        );
+    }
+    world.drain(0, true, true);
+    world.hosts[0].cm.close(now, THIEF);
     world.finish();
 }
 
