@@ -59,7 +59,7 @@ impl Daemon {
             ..DeviceInfo::default()
         };
         self.cm.set_devices(self.now, &[device]);
-        self.cm.open(SESSION, true);
+        self.cm.open(SESSION, 0);
     }
 
     fn drain(&mut self) {
@@ -108,7 +108,6 @@ impl Daemon {
                     let resolution = Resolution {
                         source: ip(ADDRESSES[usize::from(byte(0)) % 3]),
                         ifindex: 2,
-                        gateway: false,
                     };
                     let result = match byte(1) {
                         0 => Ok(resolution),

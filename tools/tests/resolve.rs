@@ -88,11 +88,10 @@ fn resolver() -> Resolver {
     resolver
 }
 
-fn found(source: &str, interface: &str, gateway: bool) -> Outcome {
+fn found(source: &str, interface: &str) -> Outcome {
     Ok(Resolution {
         source: source.parse().unwrap(),
         ifindex: index(interface),
-        gateway,
     })
 }
 
@@ -125,16 +124,16 @@ fn own_addresses_are_reached_without_neighbours() {
     let _neighbour = Neighbour::start();
     let mut resolver = resolver();
     let mut start = |query| resolver.start(1, query).expect("known at once");
-    assert_eq!(start(query("127.0.0.1")), found("127.0.0.1", "lo", false));
-    assert_eq!(start(query("::1")), found("::1", "lo", false));
+    assert_eq!(start(query("127.0.0.1")), found("127.0.0.1", "lo"));
+    assert_eq!(start(query("::1")), found("::1", "lo"));
     // The interface is that of the address, whatever the route says.
-    assert_eq!(start(query("10.0.0.1")), found("10.0.0.1", "veth0", false));
-    assert_eq!(start(query("2001:db8::1")), found("2001:db8::1", "veth0", false));
+    assert_eq!(start(query("10.0.0.1")), found("10.0.0.1", "veth0"));
+    assert_eq!(start(query("2001:db8::1")), found("2001:db8::1", "veth0"));
     let scoped = Query {
         ifindex: index("veth0"),
         ..query("fe80::a")
     };
-    assert_eq!(start(scoped), found("fe80::a", "veth0", false));
+    assert_eq!(start(scoped), found("fe80::a", "veth0"));
     // Groups: by the interface of the source.
     for (source, group, interface) in [
         ("10.0.0.11", "239.1.2.3", "veth0"),
@@ -145,7 +144,7 @@ fn own_addresses_are_reached_without_neighbours() {
             source: Some(source.parse().unwrap()),
             ..query(group)
         };
-        assert_eq!(start(to_group), found(source, interface, false));
+        assert_eq!(start(to_group), found(source, interface));
     }
 }
 
@@ -182,8 +181,8 @@ fn neighbours_are_asked_for_and_waited_for() {
     ip("route add 10.5.0.0/16 via 10.0.0.2");
     let mut resolver = resolver();
     let mut wants = |query| after_news(&mut resolver, query);
-    assert_eq!(wants(query("10.0.0.2")), found("10.0.0.1", "veth0", false));
-    assert_eq!(wants(query("2001:db8::2")), found("2001:db8::1", "veth0", false));
+    assert_eq!(wants(query("10.0.0.2")), found("10.0.0.1", "veth0"));
+    assert_eq!(wants(query("2001:db8::2")), found("2001:db8::1", "veth0"));
     let scoped = Query {
         ifindex: index("veth0"),
         ..query("fe80::b")
@@ -196,8 +195,8 @@ fn neighbours_are_asked_for_and_waited_for() {
         ..query("10.0.0.2")
     };
     let mut start = |query| resolver.start(1, query);
-    assert_eq!(start(second), Some(found("10.0.0.11", "veth0", false)));
-    assert_eq!(start(query("10.5.1.2")), Some(found("10.0.0.1", "veth0", true)));
+    assert_eq!(start(second), Some(found("10.0.0.11", "veth0")));
+    assert_eq!(start(query("10.5.1.2")), Some(found("10.0.0.1", "veth0")));
 
     // Nobody there, then somebody.
     assert_eq!(resolver.start(3, query("10.0.0.77")), None);
@@ -206,6 +205,6 @@ fn neighbours_are_asked_for_and_waited_for() {
     neighbour.ip("addr add 10.0.0.77/24 dev veth1");
     assert_eq!(
         after_news(&mut resolver, query("10.0.0.77")),
-        found("10.0.0.1", "veth0", false)
+        found("10.0.0.1", "veth0")
     );
 }

@@ -239,8 +239,8 @@ impl Cm {
         };
         self.counters.cm_stale += 1;
         self.with(stale, |cm, it| {
-            if it.state == State::Established {
-                cm.begin_disconnect(now, it, &[]).ok();
+            if it.state == State::Established && cm.begin_disconnect(now, it, &[]).is_ok() {
+                cm.tell(it, EventKind::Stale);
             }
         });
         true

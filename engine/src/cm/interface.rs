@@ -219,6 +219,9 @@ pub enum EventKind {
     RequestTimeout,
     /// No answer to the REP, all tries included. Only `destroy` is left.
     ReplyTimeout,
+    /// The peer's queue pair asks for, or answers as, another connection: it knows nothing of this one any more. DREQ was
+    /// sent as by [`super::Cm::disconnect`], and the same events follow.
+    Stale,
     /// DREQ: the peer ends the connection. To be answered by `answer_disconnect`.
     DisconnectRequested {
         /// 220 bytes.

@@ -81,15 +81,16 @@ impl RdmaCm {
     /// The device that has an own address.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL: nothing has the address. ENODEV: the interface has no device, or not that address.
+    /// EADDRNOTAVAIL: the host has not the address. ENODEV: no device has, or not that of the interface.
     fn device_of_source(&self, address: &Address, ifindex: u32) -> Result<&DeviceInfo, Errno> {
         // RoCE devices have no addresses of InfiniBand's own family.
         let ip = address.ip().ok_or(libc::ENODEV)?;
-        self.find_device(ip, ifindex).ok_or(if ifindex == 0 {
-            libc::EADDRNOTAVAIL
-        } else {
-            libc::ENODEV
-        })
+        self.find_device(ip, ifindex)
+            .ok_or(if ifindex == 0 && !self.addresses.contains(&ip) {
+                libc::EADDRNOTAVAIL
+            } else {
+                libc::ENODEV
+            })
     }
 
     /// The device with the address, on the interface unless that is 0.

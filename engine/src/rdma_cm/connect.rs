@@ -232,7 +232,8 @@ impl RdmaCm {
             return;
         }
         match &event.kind {
-            Kind::Request(_) | Kind::SidrRequest(_) | Kind::Delayed { .. } => {}
+            // The last one changes the keepsake alone.
+            Kind::Request(_) | Kind::SidrRequest(_) | Kind::Delayed { .. } | Kind::Stale => {}
             Kind::Reply(reply) => self.reply_came(id, event.comm_id, reply),
             Kind::Ready { .. } | Kind::Established => self.tell(id, EventKind::Established, 0),
             Kind::Rejected(rejection) => {

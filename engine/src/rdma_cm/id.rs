@@ -9,7 +9,9 @@ use crate::cm::{CommId, MAX_WAITING};
 
 /// Most ids and memberships of a process.
 pub(super) const MAX_IDS_OF_SESSION: usize = 32_768;
-/// Most ids of all processes.
+/// Most ids and memberships of a user: others always find room.
+pub(super) const MAX_IDS_OF_USER: usize = MAX_IDS / 2;
+/// Most ids and memberships of all processes.
 pub(super) const MAX_IDS: usize = 131_072;
 /// Requests that one program does not answer use up its own ids before the room of all.
 const _: () = assert!(MAX_WAITING >= MAX_IDS);

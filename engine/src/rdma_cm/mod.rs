@@ -32,7 +32,7 @@ use crate::cm::{Cm, CommId, Way};
 use crate::control::DeviceInfo;
 use crate::link::Path;
 use crate::time::Time;
-use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, MAX_NUMBER, State};
+use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, MAX_IDS_OF_USER, MAX_NUMBER, State};
 use ports::Ports;
 
 pub use interface::*;
@@ -67,7 +67,11 @@ pub struct RdmaCm {
     random: Random,
     cm: Cm,
     devices: Vec<DeviceInfo>,
+    /// All addresses of the host.
+    addresses: BTreeSet<IpAddr>,
     sessions: BTreeMap<Session, Process>,
+    /// How many ids and memberships the users have who have any.
+    users: BTreeMap<u32, usize>,
     ids: BTreeMap<Handle, Identifier>,
     comms: BTreeMap<CommId, Handle>,
     memberships: BTreeMap<Handle, Handle>,
@@ -96,7 +100,7 @@ pub struct RdmaCm {
 /// A process.
 #[derive(Debug, Default)]
 struct Process {
-    privileged: bool,
+    uid: u32,
     /// The number that was given out last.
     last_number: u32,
     /// How many ids and memberships it has.
@@ -156,8 +160,6 @@ pub struct Resolution {
     pub source: IpAddr,
     /// The interface whose device it is: that of the address, where the destination is the host itself.
     pub ifindex: u32,
-    /// Whether a gateway is on the way: the hop limit of what stays in the subnet is the same 64, as Linux has it.
-    pub gateway: bool,
 }
 
 /// A MAD that came to QP 1. BTH, DETH (Q_Key) and ICRC were checked.
@@ -211,7 +213,9 @@ impl RdmaCm {
             cm: Cm::new(Box::new(move || shared.lock()())),
             random,
             devices: Vec::new(),
+            addresses: BTreeSet::new(),
             sessions: BTreeMap::new(),
+            users: BTreeMap::new(),
             ids: BTreeMap::new(),
             comms: BTreeMap::new(),
             memberships: BTreeMap::new(),
@@ -235,9 +239,18 @@ impl RdmaCm {
         self.settle(now);
     }
 
-    /// A process has come. `privileged` may bind ports below 1024.
-    pub fn open(&mut self, session: Session, privileged: bool) {
-        self.sessions.entry(session).or_default().privileged = privileged;
+    /// The addresses of the host as they are now, those that no device has too: they tell why one can't be bound.
+    pub fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.addresses = addresses;
+    }
+
+    /// A process of a user has come, unless it was there. Uid 0 may bind ports below 1024; the ids of each are bounded.
+    pub fn open(&mut self, session: Session, uid: u32) {
+        let process = Process {
+            uid,
+            ..Process::default()
+        };
+        self.sessions.entry(session).or_insert(process);
     }
 
     /// A process is gone: its ids are destroyed, its connections closed.
@@ -369,6 +382,16 @@ impl RdmaCm {
     /// Takes the answer to [`Output::Resolve`].
     pub fn resolved(&mut self, now: Time, token: u64, result: Result<Resolution, Errno>) {
         self.address_resolved(token, result);
+        self.settle(now);
+    }
+
+    /// [`Output::Resolve`] failed at once, and the command that asked is not answered yet: it fails, as in the kernel.
+    /// Then nothing else tells of it.
+    pub fn resolve_failed(&mut self, now: Time, token: u64) {
+        if let Some(id) = self.forget_token(token) {
+            self.entry_mut(id).kept.state = State::Bound;
+            self.touch(id);
+        }
         self.settle(now);
     }
 
@@ -514,21 +537,27 @@ impl RdmaCm {
     fn is_privileged(&self, id: Handle) -> bool {
         self.sessions
             .get(&id.session)
-            .is_some_and(|process| process.privileged)
+            .is_some_and(|process| process.uid == 0)
     }
 
     fn has_room(&self, session: Session) -> bool {
         self.ids.len() + self.memberships.len() < MAX_IDS
-            && self
-                .sessions
-                .get(&session)
-                .is_some_and(|process| process.held < MAX_IDS_OF_SESSION)
+            && self.sessions.get(&session).is_some_and(|process| {
+                let users = self.users.get(&process.uid).copied().unwrap_or(0);
+                process.held < MAX_IDS_OF_SESSION && users < MAX_IDS_OF_USER
+            })
     }
 
-    /// Counts what a process has.
+    /// Counts what a process, and its user, has.
     fn hold(&mut self, session: Session, more: isize) {
-        if let Some(process) = self.sessions.get_mut(&session) {
-            process.held = process.held.saturating_add_signed(more);
+        let Some(process) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        process.held = process.held.saturating_add_signed(more);
+        let users = self.users.entry(process.uid).or_default();
+        *users = users.saturating_add_signed(more);
+        if *users == 0 {
+            self.users.remove(&process.uid);
         }
     }
 

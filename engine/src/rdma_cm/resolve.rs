@@ -172,7 +172,8 @@ impl RdmaCm {
         Ok(())
     }
 
-    /// The destination is this host, whatever its address.
+    /// The destination is this host, whatever its address. Where the program names none of its own, that is the loopback's:
+    /// without a device that has it, no connection could be made, so that is told here.
     fn resolve_loopback(&mut self, id: Handle, family: Family) -> Result<(), Errno> {
         if self.entry(id).kept.bound.is_none() {
             let ip = match family {
@@ -180,11 +181,7 @@ impl RdmaCm {
                 Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
                 Family::Ib => return Err(libc::ENODEV),
             };
-            let device = self
-                .find_device(ip, 0)
-                .or_else(|| self.devices.iter().find(|device| device.up))
-                .or_else(|| self.devices.first())
-                .ok_or(libc::ENODEV)?;
+            let device = self.find_device(ip, 0).ok_or(libc::ENODEV)?;
             let (bound, ifindex) = (bound(device), device.ifindex);
             let kept = &mut self.entry_mut(id).kept;
             kept.bound = Some(bound);

@@ -500,7 +500,7 @@ impl World<'_> {
                 }
             }
             EventKind::Rejected(rejection) => self.ended(host, comm_id, End::Rejected(rejection.reason)),
-            EventKind::Delayed { .. } => {}
+            EventKind::Delayed { .. } | EventKind::Stale => {}
             EventKind::RequestTimeout
             | EventKind::ReplyTimeout
             | EventKind::DisconnectTimeout

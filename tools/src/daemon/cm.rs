@@ -87,6 +87,8 @@ impl ConnectionManager {
 
     /// Takes over the present interfaces.
     pub fn follow(&mut self, interfaces: &Interfaces) {
+        let addresses = interfaces.values().flat_map(|it| &it.addresses);
+        self.cm.set_addresses(addresses.map(|it| it.ip).collect());
         self.resolver.follow(interfaces);
     }
 
@@ -97,15 +99,9 @@ impl ConnectionManager {
         self.letters(None)
     }
 
-    /// Does what a program asks. `privileged`: it may bind ports below 1024.
-    pub fn command(
-        &mut self,
-        session: Session,
-        privileged: bool,
-        sequence: u32,
-        command: Command,
-    ) -> Letters {
-        self.open(session, privileged);
+    /// Does what a program of that user asks.
+    pub fn command(&mut self, session: Session, uid: u32, sequence: u32, command: Command) -> Letters {
+        self.open(session, uid);
         let answered = !matches!(command, Command::Taken { .. });
         let result = self.cm.command(time(), session, command);
         debug!(session, sequence, ?result, "RDMA CM");
@@ -117,8 +113,8 @@ impl ConnectionManager {
     }
 
     /// Answers a command that is not to be done.
-    pub fn refuse(&mut self, session: Session, privileged: bool, sequence: u32, error: Errno) -> Letters {
-        self.open(session, privileged);
+    pub fn refuse(&mut self, session: Session, uid: u32, sequence: u32, error: Errno) -> Letters {
+        self.open(session, uid);
         self.letters(Some(Pending {
             session,
             sequence,
@@ -131,11 +127,11 @@ impl ConnectionManager {
     pub fn restore(
         &mut self,
         session: Session,
-        privileged: bool,
+        uid: u32,
         keepsakes: Vec<Keepsake>,
         patience: Duration,
     ) -> Letters {
-        self.open(session, privileged);
+        self.open(session, uid);
         let restore = Restore {
             session,
             left: keepsakes,
@@ -146,8 +142,8 @@ impl ConnectionManager {
     }
 
     /// Lets nothing go on of what a program had from an earlier daemon.
-    pub fn refuse_restore(&mut self, session: Session, privileged: bool, keepsakes: &[Keepsake]) -> Letters {
-        self.open(session, privileged);
+    pub fn refuse_restore(&mut self, session: Session, uid: u32, keepsakes: &[Keepsake]) -> Letters {
+        self.open(session, uid);
         let lost: Vec<Id> = keepsakes.iter().map(|it| it.id).collect();
         // The program still has these, until it destroys them.
         self.cm
@@ -176,9 +172,9 @@ impl ConnectionManager {
         over
     }
 
-    fn open(&mut self, session: Session, privileged: bool) {
+    fn open(&mut self, session: Session, uid: u32) {
         if self.sessions.insert(session) {
-            self.cm.open(session, privileged);
+            self.cm.open(session, uid);
         }
     }
 
@@ -300,8 +296,16 @@ impl ConnectionManager {
                             ifindex,
                             type_of_service,
                         };
-                        let outcome = self.resolver.start(token, query);
-                        self.resolved.extend(outcome.map(|outcome| (token, outcome)));
+                        match (self.resolver.start(token, query), &mut pending) {
+                            // Only the command itself asks before it is answered.
+                            (Some(Err(errno)), Some(pending)) => {
+                                pending.result = Err(errno);
+                                self.cm.resolve_failed(time(), token);
+                            }
+                            (outcome, _) => {
+                                self.resolved.extend(outcome.map(|outcome| (token, outcome)));
+                            }
+                        }
                     }
                     Output::ResolveCancel { token } => {
                         self.resolved.retain(|(resolved, _)| *resolved != token);

@@ -165,11 +165,7 @@ impl Resolver {
             (None, Kind::Local) => query.dest,
             (None, _) => return Err(libc::EADDRNOTAVAIL),
         };
-        let resolution = Resolution {
-            source,
-            ifindex,
-            gateway: route.gateway.is_some(),
-        };
+        let resolution = Resolution { source, ifindex };
         let noarp = self.interfaces.get(&ifindex).is_none_or(|it| it.noarp);
         let needs_neighbour = route.kind == Kind::Unicast && !loopback && !noarp;
         Ok((resolution, needs_neighbour.then(|| next_hop(&route, query.dest))))
@@ -182,7 +178,6 @@ impl Resolver {
         Some(Resolution {
             source,
             ifindex: self.interface_of(source, query.ifindex)?,
-            gateway: false,
         })
     }
 

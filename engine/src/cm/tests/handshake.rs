@@ -440,6 +440,7 @@ fn a_queue_pair_with_a_connection_has_forgotten_it() {
         (RejReason::STALE_CONNECTION, again)
     );
     assert_eq!(pair.b.cm.state(b), Some(State::DreqSent));
+    assert_eq!(only(pair.b.events()), EventKind::Stale);
     for mad in &mads {
         pair.give(A, mad);
     }
@@ -470,7 +471,8 @@ fn a_reply_from_a_queue_pair_with_a_connection_is_refused() {
     let reply = pair.reply_parameters();
     pair.b.cm.reply(pair.now, b, &reply).unwrap();
     pair.bring(B);
-    assert_eq!(pair.a.events(), []);
+    let event = pair.a.event();
+    assert_eq!((event.comm_id, event.kind), (first, EventKind::Stale));
     assert_eq!(pair.states(a, b).0, Some(State::ReqSent));
     assert_eq!(pair.a.cm.state(first), Some(State::DreqSent));
     assert_eq!(pair.bring(A), ["DREQ", "REJ"]);

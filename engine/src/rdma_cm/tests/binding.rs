@@ -138,11 +138,23 @@ fn addresses_are_of_devices() {
 }
 
 #[test]
+fn addresses_of_the_host_that_no_device_has() {
+    let mut world = World::new(11);
+    let addresses = ["10.0.0.1", "10.9.0.1", "fd09::1"].map(super::world::ip);
+    world.hosts[0].cm.set_addresses(addresses.into());
+    assert_eq!(bound(&mut world, "10.9.0.1:0", &[]), Err(libc::ENODEV));
+    assert_eq!(bound(&mut world, "[fd09::1]:0", &[]), Err(libc::ENODEV));
+    assert_eq!(bound(&mut world, "10.9.0.2:0", &[]), Err(libc::EADDRNOTAVAIL));
+    bound(&mut world, "10.0.0.1:0", &[]).unwrap();
+    world.finish();
+}
+
+#[test]
 fn low_ports_are_for_the_privileged() {
     let mut world = World::new(5);
     let now = world.now;
     let cm = &mut world.hosts[0].cm;
-    cm.open(7, false);
+    cm.open(7, 1000);
     let command =
         |cm: &mut crate::rdma_cm::RdmaCm, session: Session, command| cm.command(now, session, command);
     let create = Command::Create {
@@ -251,6 +263,36 @@ fn all_ports_may_be_taken() {
 }
 
 #[test]
+fn a_user_leaves_ids_for_others() {
+    use crate::rdma_cm::id::MAX_IDS_OF_USER;
+    let (hog, other) = (1000, 1001);
+    let mut cm = crate::rdma_cm::RdmaCm::new(Box::new(|| 7));
+    let now = crate::time::Time::ZERO;
+    for session in 1..=4 {
+        cm.open(session, hog);
+    }
+    cm.open(5, other);
+    let create = |cm: &mut crate::rdma_cm::RdmaCm, session: Session| {
+        let create = Command::Create {
+            port_space: PortSpace::Tcp,
+            qp_kind: QpKind::Rc,
+        };
+        let created = cm.command(now, session, create);
+        while cm.poll().is_some() {}
+        created.map(drop)
+    };
+    let taken = (0..4 * MAX_IDS_OF_USER / 2)
+        .filter(|n| create(&mut cm, 1 + *n as Session % 4).is_ok())
+        .count();
+    assert_eq!(taken, MAX_IDS_OF_USER);
+    assert_eq!(create(&mut cm, 1), Err(libc::ENOMEM));
+    assert_eq!(create(&mut cm, 5), Ok(()));
+    // What goes with a process makes room.
+    cm.close(now, 2);
+    assert_eq!(create(&mut cm, 1), Ok(()));
+}
+
+#[test]
 fn ids_are_bounded() {
     let mut world = World::new(10);
     let create = Command::Create {
@@ -270,7 +312,7 @@ fn ids_are_bounded() {
     assert_ne!(world.command(0, create), Ok(Answer::Created(last)));
     let now = world.now;
     world.hosts[0].cm.close(now, PROGRAM);
-    world.hosts[0].cm.open(PROGRAM, true);
+    world.hosts[0].cm.open(PROGRAM, 0);
     world.drain(0, false, true);
     world.hosts[0].keepsakes.clear();
     world.finish();

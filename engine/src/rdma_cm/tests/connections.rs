@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use super::world::{World, address, parameters};
-use crate::rdma_cm::{Command, Details, EventKind, IdOption, Parameters, PortSpace, TargetState};
+use ferroce_wire::cm::{CmMad, CmMessage};
+
+use super::world::{PROGRAM, World, address, parameters};
+use crate::rdma_cm::{
+    Arrival, Command, Details, EventKind, IdOption, Output, Parameters, PortSpace, TargetState,
+};
 
 fn connection(details: &Details) -> &Parameters {
     match details {
@@ -187,6 +191,58 @@ fn a_host_reaches_itself() {
         assert_eq!(world.expect(0, EventKind::Disconnected).id, server);
         world.finish();
     }
+}
+
+#[test]
+fn listeners_that_do_not_answer_leave_room_for_others() {
+    let mut world = World::new(12);
+    for port in 100..110 {
+        world.listener(1, PortSpace::Tcp, &format!("0.0.0.0:{port}"));
+    }
+    // A REQ on its way, changed for each of a flood.
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:109");
+    let connect = Command::Connect {
+        id: client,
+        parameters: parameters(1),
+        ece: crate::rdma_cm::Ece::default(),
+    };
+    let now = world.now;
+    world.hosts[0].cm.command(now, PROGRAM, connect).unwrap();
+    let sent = std::iter::from_fn(|| world.hosts[0].cm.poll()).find_map(|output| match output {
+        Output::Send { mad, .. } => Some(mad),
+        _ => None,
+    });
+    let flood = CmMad::parse(&sent.unwrap()[..]).unwrap();
+    let mut came = 0;
+    let mut send = |world: &mut World, number: u32, port: u64| {
+        let mut mad = flood;
+        let CmMessage::Req(req) = &mut mad.message else {
+            panic!("no REQ");
+        };
+        (req.local_comm_id, req.local_qpn) = (number, number & 0xff_ffff);
+        req.service_id = req.service_id & !0xffff | port;
+        let arrival = Arrival {
+            device: "b",
+            source: super::world::ip("10.0.0.1"),
+            dest: super::world::ip("10.0.0.2"),
+            ifindex: 3,
+            traffic_class: 0,
+            flow_label: 0,
+            mad: &mad.to_bytes(),
+        };
+        world.hosts[1].cm.receive(now, &arrival);
+        world.drain(1, true, false);
+        came += world.hosts[1].events.drain(..).count();
+        came
+    };
+    // Nine with as many as their backlogs take, and more, none of which is taken.
+    for number in 0..9 * 1100 {
+        send(&mut world, 1000 + number, 100 + u64::from(number % 9));
+    }
+    assert_eq!(send(&mut world, 100_000, 100), 9 * 1024);
+    assert_eq!(send(&mut world, 100_001, 109), 9 * 1024 + 1);
+    world.hosts[0].events.clear();
+    world.finish();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::{PROGRAM, World, parameters};
+use super::world::{Fault, PROGRAM, World, parameters};
 use crate::link::random::Prng;
 use crate::rdma_cm::{Answer, Command, EventKind, Keepsake, PortSpace, QpKind, Session};
 
@@ -48,7 +48,7 @@ const THIEF: Session = 2;
 fn thief_of(world: &mut World, host: usize, to: &str) {
     let now = world.now;
     let cm = &mut world.hosts[host].cm;
-    cm.open(THIEF, true);
+    cm.open(THIEF, 0);
     let create = Command::Create {
         port_space: PortSpace::Tcp,
         qp_kind: QpKind::Rc,
@@ -82,6 +82,31 @@ fn new_ids_follow_those_that_the_program_still_has() {
     assert_eq!(world.create(0, PortSpace::Tcp), 43);
     world.hosts[0].cm.skip_numbers(PROGRAM, u32::MAX);
     assert!(world.create(0, PortSpace::Tcp) <= 65_535);
+    world.finish();
+}
+
+#[test]
+fn a_stale_connection_ends_in_the_next_daemon() {
+    let mut world = World::new(1);
+    world.listener(1, PortSpace::Tcp, "0.0.0.0:5");
+    let (_, stale) = world.connected("10.0.0.2:5", 3);
+    // The peer forgets all, and asks for another connection of the same queue pair; no more of it is heard.
+    world.hosts[0].keepsakes.clear();
+    let now = world.now;
+    world.hosts[0].restart(now);
+    let client = world.route(0, PortSpace::Tcp, "10.0.0.2:5");
+    world.connect(0, client, parameters(3)).unwrap();
+    world.lose = Box::new(|| Some(Fault::Lost));
+    let end = world.now + Duration::from_millis(1);
+    while world.step(end) {}
+    assert!(world.hosts[1].events.is_empty());
+    // This one dies while it tells the peer of the end.
+    let now = world.now;
+    assert_eq!(world.hosts[1].restart(now), []);
+    world.drain(1, true, true);
+    let event = world.expect(1, EventKind::Disconnected);
+    assert_eq!((event.id, event.status), (stale, -libc::ETIMEDOUT));
+    world.hosts[0].events.clear();
     world.finish();
 }
 
@@ -130,7 +155,7 @@ fn what_is_taken_by_others_is_lost() {
     world.hosts[1].cm.close(now, THIEF);
     for host in 0..2 {
         world.kill_program(host);
-        world.hosts[host].cm.open(PROGRAM, true);
+        world.hosts[host].cm.open(PROGRAM, 0);
     }
     world.finish();
 }
@@ -166,7 +191,7 @@ fn low_ports_stay_for_the_privileged() {
     let kept = world.hosts[1].keepsakes.clone();
     world.hosts[1].keepsakes.clear();
     world.hosts[1].restart(now);
-    world.hosts[1].cm.open(9, false);
+    world.hosts[1].cm.open(9, 1000);
     let cm = &mut world.hosts[1].cm;
     let lost = kept
         .iter()

@@ -233,7 +233,7 @@ fn random_programs() {
         if seed % 3 == 0 {
             for host in 0..2 {
                 world.kill_program(host);
-                world.hosts[host].cm.open(PROGRAM, true);
+                world.hosts[host].cm.open(PROGRAM, 0);
             }
         }
         world.lose = Box::new(|| None);

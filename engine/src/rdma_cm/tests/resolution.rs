@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::world::{World, address, device, parameters};
+use super::world::{PROGRAM, World, address, device, parameters};
 use crate::rdma_cm::{
-    Address, Answer, Command, EventKind, Id, IdOption, PathRecord, PortSpace, Route, TargetState,
+    Address, Answer, Command, EventKind, Id, IdOption, Output, PathRecord, PortSpace, Route, TargetState,
 };
 
 fn query(world: &mut World, host: usize, id: Id) -> Route {
@@ -164,10 +164,43 @@ fn addresses_that_do_not_go() {
         let result = world.command(0, resolve(id, source, dest, 1000));
         assert_eq!(result, Err(expected), "{source:?} {dest}");
     }
+    // No device has an address of the loopback: a connection from there could not be made.
+    for dest in ["127.0.0.1:7", "[::1]:7", "0.0.0.0:7"] {
+        let id = world.create(0, PortSpace::Tcp);
+        let result = world.command(0, resolve(id, None, dest, 1000));
+        assert_eq!(result, Err(libc::ENODEV), "{dest}");
+    }
+    // From an own address it can.
+    let id = world.create(0, PortSpace::Tcp);
+    world.bind(0, id, "10.0.0.1:0").unwrap();
+    world.resolve_to(0, id, "127.0.0.1:7");
     // An interface that the way leads by, but has no device.
     let id = world.create(0, PortSpace::Ipoib);
     world.command(0, resolve(id, None, "10.0.0.2:7", 1000)).unwrap();
     assert_eq!(world.expect(0, EventKind::AddressError).status, -libc::EINVAL);
+    world.finish();
+}
+
+#[test]
+fn a_question_that_fails_at_once_fails_its_command() {
+    let mut world = World::new(7);
+    let id = world.create(0, PortSpace::Tcp);
+    let now = world.now;
+    let cm = &mut world.hosts[0].cm;
+    let ask = resolve(id, None, "10.0.0.2:7", 1000);
+    cm.command(now, PROGRAM, ask.clone()).unwrap();
+    let token = std::iter::from_fn(|| cm.poll()).find_map(|output| match output {
+        Output::Resolve { token, .. } => Some(token),
+        _ => None,
+    });
+    cm.resolve_failed(now, token.unwrap());
+    // No event: but for what is kept, nothing tells of it.
+    let told: Vec<Output> = std::iter::from_fn(|| cm.poll()).collect();
+    assert!(matches!(told[..], [Output::Keepsake { .. }]), "{told:?}");
+    assert_eq!((cm.status()[0].state.as_str(), cm.deadline()), ("BOUND", None));
+    // It may be tried again.
+    world.command(0, ask).unwrap();
+    world.expect(0, EventKind::AddressResolved);
     world.finish();
 }
 

@@ -118,7 +118,7 @@ impl Host {
             seed,
         };
         host.cm.set_devices(Time::ZERO, &host.devices);
-        host.cm.open(PROGRAM, true);
+        host.cm.open(PROGRAM, 0);
         host
     }
 
@@ -127,7 +127,7 @@ impl Host {
         self.seed += 1000;
         self.cm = rdma_cm(self.seed);
         self.cm.set_devices(now, &self.devices);
-        self.cm.open(PROGRAM, true);
+        self.cm.open(PROGRAM, 0);
         let mut lost = Vec::new();
         for (&id, state) in &self.keepsakes {
             let keepsake = Keepsake {
@@ -263,7 +263,6 @@ impl World {
             return Some(Ok(Resolution {
                 source: source.unwrap_or(dest),
                 ifindex: device.ifindex,
-                gateway: false,
             }));
         }
         if !dest.is_multicast()
@@ -289,7 +288,6 @@ impl World {
                 Some(Ok(Resolution {
                     source: gid.addr,
                     ifindex: device.ifindex,
-                    gateway: false,
                 }))
             })
             .or(Some(Err(libc::ENETUNREACH)))
@@ -371,7 +369,11 @@ impl World {
         }
         for host in 0..self.hosts.len() {
             if self.hosts[host].cm.deadline().is_some_and(|due| due <= self.now) {
-                self.call(host, &mut |cm, now| cm.timeout(now));
+                self.call(host, &mut |cm, now| {
+                    cm.timeout(now);
+                    // Whoever sleeps until then would not sleep at all.
+                    assert!(cm.deadline().is_none_or(|next| next > now), "what is due is left");
+                });
             }
         }
         true
@@ -510,7 +512,7 @@ impl World {
             assert!(cm.ports.is_empty(), "a port leaks");
             assert_eq!(cm.cm.status(), [], "a connection leaks");
             assert!(cm.resolves.is_empty() && cm.resolve_deadlines.is_empty());
-            assert!(cm.sessions.values().all(|process| process.held == 0));
+            assert!(cm.sessions.values().all(|process| process.held == 0) && cm.users.is_empty());
             assert_eq!(cm.deadline(), None);
             assert!(host.keepsakes.is_empty(), "{:?}", host.keepsakes.keys());
         }

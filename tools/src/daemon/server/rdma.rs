@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ferroce_engine::control::DeviceInfo;
+use ferroce_engine::control::{DAEMON_SLOT, DeviceInfo};
 use ferroce_engine::rdma_cm::{Command, Keepsake};
 use ferroce_wire::mad::GSI_QPN;
 use tracing::{debug, warn};
@@ -17,7 +17,7 @@ impl Server {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        let privileged = connection.peer.uid == 0;
+        let uid = connection.peer.uid;
         let refused = match &command {
             Command::Connect { parameters, .. }
             | Command::Accept {
@@ -27,9 +27,9 @@ impl Server {
             _ => false,
         };
         let letters = if refused {
-            self.cm.refuse(id, privileged, sequence, libc::EINVAL)
+            self.cm.refuse(id, uid, sequence, libc::EINVAL)
         } else {
-            self.cm.command(id, privileged, sequence, command)
+            self.cm.command(id, uid, sequence, command)
         };
         self.deliver(letters);
     }
@@ -47,7 +47,7 @@ impl Server {
             .values()
             .find(|it| it.lease.as_ref().is_some_and(|lease| lease.slot == slot));
         match holder {
-            _ if slot == 0 => qpn & 0xff_ffff != GSI_QPN,
+            _ if slot == DAEMON_SLOT => qpn & 0xff_ffff != GSI_QPN,
             Some(holder) => client.peer.uid == 0 || client.peer.uid == holder.peer.uid,
             // Its program, of an earlier daemon's time, has not come to us yet.
             None => client.is_owner() && self.presumed.contains(&slot),
@@ -60,16 +60,16 @@ impl Server {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        let privileged = connection.peer.uid == 0;
+        let uid = connection.peer.uid;
         let letters = if connection.is_owner() {
             let patience = if self.presumed.is_empty() {
                 Duration::ZERO
             } else {
                 RESTORE_TIME
             };
-            self.cm.restore(id, privileged, keepsakes, patience)
+            self.cm.restore(id, uid, keepsakes, patience)
         } else {
-            self.cm.refuse_restore(id, privileged, &keepsakes)
+            self.cm.refuse_restore(id, uid, &keepsakes)
         };
         self.deliver(letters);
     }
