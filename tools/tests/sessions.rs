@@ -277,6 +277,70 @@ fn programs_connect_and_disconnect() {
     assert!(counter("gsi_rx_mads") >= 8);
 }
 
+/// How often a process has slept so far.
+fn sleeps(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let count = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_daemon_with_nothing_to_do_sleeps() {
+    if !in_fresh_namespace("a_daemon_with_nothing_to_do_sleeps") {
+        return;
+    }
+    let daemon = Daemon::start(&[]);
+    let (server, client) = (Program::start(), Program::start());
+    server.listen("0.0.0.0:7471");
+    // One connection that has been, timewait included, and one that is.
+    for ends in [true, false] {
+        let active = client.connect("127.0.0.1:7471", b"");
+        let (passive, _) = server.request();
+        server.accept(passive, b"");
+        assert_eq!(client.established(active), b"");
+        server.event(EventKind::Established);
+        if ends {
+            client.ask(Command::Disconnect { id: active });
+            server.event(EventKind::Disconnected);
+            server.ask(Command::Disconnect { id: passive });
+            client.event(EventKind::Disconnected);
+            server.event(EventKind::TimewaitExit);
+            client.event(EventKind::TimewaitExit);
+        }
+    }
+    eventually("it sleeps for two seconds", || {
+        let before = sleeps(daemon.0.id());
+        std::thread::sleep(Duration::from_secs(2));
+        sleeps(daemon.0.id()) == before
+    });
+}
+
+#[test]
+fn addresses_that_no_device_has() {
+    if !in_fresh_namespace("addresses_that_no_device_has") {
+        return;
+    }
+    ip("link add veth0 type veth peer name veth1");
+    ip("addr add 10.0.0.1/24 dev veth0");
+    ip("link set veth0 up");
+    let _daemon = Daemon::start(&[]);
+    let client = Program::start();
+    let bind = |at: &str| {
+        let (id, address) = (client.create(), address(at));
+        client.session.ask(Command::Bind { id, address })
+    };
+    assert_eq!(bind("10.0.0.1:0"), Ok(Answer::Done));
+    let name = "ferroce_veth0".to_owned();
+    let mut control = Client::connect().unwrap();
+    assert_eq!(control.ask(&Request::LinkDel { name }).unwrap(), Reply::Done);
+    client.event(EventKind::DeviceRemoval);
+    // The host's own, and another's.
+    assert_eq!(bind("10.0.0.1:0"), Err(libc::ENODEV));
+    assert_eq!(bind("10.0.0.2:0"), Err(libc::EADDRNOTAVAIL));
+}
+
 #[test]
 fn nobody_listens() {
     if !in_fresh_namespace("nobody_listens") {
