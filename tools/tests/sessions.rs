@@ -333,7 +333,7 @@ fn addresses_that_no_device_has() {
     };
     assert_eq!(bind("10.0.0.1:0"), Ok(Answer::Done));
     let name = "ferroce_veth0".to_owned();
-    let mut control = Client::connect().unwrap();
+    let control = Client::connect().unwrap();
     assert_eq!(control.ask(&Request::LinkDel { name }).unwrap(), Reply::Done);
     client.event(EventKind::DeviceRemoval);
     // The host's own, and another's.
