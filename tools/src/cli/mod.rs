@@ -63,7 +63,7 @@ enum Object {
         #[command(subcommand)]
         command: Option<link::Link>,
     },
-    /// Show the programs that use devices, their queue pairs and counters.
+    /// Show the programs that use devices, their queue pairs, ids of RDMA CM, and counters.
     Status {
         #[command(flatten)]
         output: Output,

@@ -23,6 +23,9 @@ pub fn run(output: Output) -> Result<(), CliError> {
         }
         reply = client.next_reply()?;
     };
+    // A daemon that took over from another one has them in the order in which they came to it.
+    processes.sort_by_key(|process| process.slot);
+    managed.sort_by_key(|process| (process.uid.is_none(), process.pid));
     if output.json {
         let processes: Vec<Value> = processes.iter().map(process_json).collect();
         let managed: Vec<Value> = managed.iter().map(managed_json).collect();
