@@ -401,7 +401,10 @@ fn open_connection(flags: SocketFlags) -> Result<OwnedFd, ControlError> {
         source,
     })?;
     if daemon.uid != 0 && daemon.uid != rustix::process::geteuid().as_raw() {
-        return Err(ControlError::Untrusted { uid: daemon.uid });
+        return Err(ControlError::Untrusted {
+            uid: daemon.uid,
+            pid: daemon.pid,
+        });
     }
     Ok(socket)
 }

@@ -220,11 +220,14 @@ pub enum ControlError {
     NoDaemon,
     /// The daemon belongs to a user who is neither root nor we.
     #[error(
-        "the ferroced of this network namespace belongs to uid {uid}, and only root's or your own is trusted: end it, or work in another network namespace"
+        "the ferroced of this network namespace belongs to uid {uid}{}, and only root's or your own is trusted: end it, or work in another network namespace",
+        .pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     Untrusted {
         /// User of the daemon.
         uid: u32,
+        /// Its process, where this pid namespace shows it.
+        pid: Option<u32>,
     },
     /// The daemon speaks another version of the protocol.
     #[error(
