@@ -61,6 +61,11 @@ fn main() -> ExitCode {
 
 fn serve(arguments: &Arguments) -> Result<(), DaemonError> {
     ferroce_tools::log_to_stderr(arguments.verbose);
+    // Where the starter is, which is left.
+    let log = match &arguments.log {
+        Some(path) => Some(std::path::absolute(path).map_err(DaemonError::io("find the current directory"))?),
+        None => None,
+    };
     if arguments.ready_on_stdout {
         detach::leave_starter().map_err(DaemonError::io("leave the session"))?;
     }
@@ -70,7 +75,7 @@ fn serve(arguments: &Arguments) -> Result<(), DaemonError> {
         group: arguments.group,
     })?;
     if arguments.ready_on_stdout {
-        detach::report_ready(arguments.log.as_deref()).map_err(DaemonError::io("open the log"))?;
+        detach::report_ready(log.as_deref())?;
     }
     daemon.run()
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use super::sys;
+use super::{DaemonError, sys};
 
 /// Option by which the daemon knows that it is to report on standard output.
 pub const READY_OPTION: &str = "--ready-on-stdout";
@@ -52,11 +52,25 @@ pub fn leave_starter() -> io::Result<()> {
 
 /// Tells the starter that the daemon serves, and lets its standard streams go; what is logged from
 /// now on goes to the file, if one is given.
-pub fn report_ready(log: Option<&Path>) -> io::Result<()> {
-    let sink: OwnedFd = match log {
-        Some(path) => OpenOptions::new().create(true).append(true).open(path)?.into(),
-        None => File::options().write(true).open("/dev/null")?.into(),
+pub fn report_ready(log: Option<&Path>) -> Result<(), DaemonError> {
+    let sink = match log {
+        Some(path) => OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|source| DaemonError::Log {
+                path: path.to_owned(),
+                source,
+            })?,
+        None => File::options()
+            .write(true)
+            .open("/dev/null")
+            .map_err(DaemonError::io("open /dev/null"))?,
     };
+    hand_over(sink.into()).map_err(DaemonError::io("tell who started it"))
+}
+
+fn hand_over(sink: OwnedFd) -> io::Result<()> {
     io::stdout().write_all(READY)?;
     io::stdout().flush()?;
     rustix::stdio::dup2_stdout(&sink)?;

@@ -24,6 +24,7 @@ mod tree;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::{MAX_SLOT, protocol};
@@ -73,11 +74,19 @@ pub enum DaemonError {
     #[error("UDP port 4791 is taken by {0}: end that program, or run ferroced in another network namespace")]
     PortTaken(String),
     /// A system call failed.
-    #[error("ferroced can't start: {what}: {source}")]
+    #[error("can't start: {what}: {source}")]
     Io {
         /// What was tried.
         what: &'static str,
         /// Its error.
+        source: io::Error,
+    },
+    /// The file for the log can't be opened.
+    #[error("can't write the log {}: {source}: give a file that may be written", .path.display())]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// Why.
         source: io::Error,
     },
 }

@@ -161,16 +161,30 @@ impl Server {
 
     /// Shows a change in the tree, and tells who leases the device.
     fn announce(&mut self, change: &Change) {
-        let (info, shown, told) = match change {
-            Change::Added(info) => (info, self.tree.add(info), None),
+        let (what, info, shown, told) = match change {
+            Change::Added(info) => ("device added", info, self.tree.add(info), None),
             Change::Changed(info) => (
+                "device changed",
                 info,
                 self.tree.change(info),
                 Some(Reply::DeviceChanged(info.clone())),
             ),
-            Change::Removed(info) => (info, self.tree.remove(info), Some(Reply::DeviceRemoved)),
+            Change::Removed(info) => (
+                "device removed",
+                info,
+                self.tree.remove(info),
+                Some(Reply::DeviceRemoved),
+            ),
         };
-        info!(?change, "device");
+        let addresses: Vec<_> = info.gids.iter().map(|gid| gid.map(|gid| gid.addr)).collect();
+        info!(
+            device = info.name,
+            netdev = info.netdev,
+            up = info.up,
+            mtu = info.mtu,
+            ?addresses,
+            "{what}"
+        );
         if let Err(error) = shown {
             error!(device = info.name, %error, "the device tree is not up to date");
         }
