@@ -107,13 +107,15 @@ static inline struct rdma_cm_id *new_resolved(channel *c, enum rdma_port_space p
     return id;
 }
 
-/* A queue pair with CQs and a PD of librdmacm's own. */
-static inline void new_qp(struct rdma_cm_id *id)
+/* A queue pair with CQs and a PD of librdmacm's own; EINVAL where the connection that the id is for has ended. */
+static inline int try_new_qp(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr init = {.qp_type = id->qp_type, .sq_sig_all = 1,
         .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1}};
-    WORKS(rdma_create_qp(id, NULL, &init));
+    return rdma_create_qp(id, NULL, &init);
 }
+
+static inline void new_qp(struct rdma_cm_id *id) { WORKS(try_new_qp(id)); }
 
 static inline void drop(struct rdma_cm_id *id)
 {

@@ -74,7 +74,11 @@ static void serve(const char *ip, int port)
         WORKS(rdma_ack_cm_event(event));
         struct ibv_mr *mr = id->context;
         if (kind == RDMA_CM_EVENT_CONNECT_REQUEST) {
-            new_qp(id);
+            if (try_new_qp(id)) { /* the peer has gone already */
+                CHECK(errno == EINVAL, "create_qp: %s", strerror(errno));
+                drop(id);
+                continue;
+            }
             struct room room = {.address = (uintptr_t)mapped_room(id, &mr), .rkey = mr->rkey};
             struct rdma_conn_param param = usual();
             param.private_data = &room;
