@@ -415,9 +415,9 @@ static void answers(void)
     CHECK(!ibv_query_gid(context, 1, gid_index, &attr.grh.dgid), "query_gid");
     struct ibv_ah *ah = ibv_create_ah(pd, &attr);
     CHECK(ah, "create_ah: %s", strerror(errno));
-    attr.is_global = 0, attr.dlid = 1;
+    attr.is_global = 0;
     MAKES_NOTHING(ibv_create_ah(pd, &attr), EINVAL);
-    attr.dlid = 0, attr.is_global = 1, attr.grh.sgid_index = 200;
+    attr.is_global = 1, attr.grh.sgid_index = 200;
     MAKES_NOTHING(ibv_create_ah(pd, &attr), EINVAL);
     for (int i = 0; i < 2; i++) {
         unsigned char *data = buffer[i] + 2048;

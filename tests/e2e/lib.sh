@@ -139,11 +139,14 @@ program() {
 }
 
 # run_client_group SCRIPT NAME [VARIABLE=VALUE...]: one of tests/clients as a part of this script; its lines are counted.
-# SHARDS of it run at once, each with its share of the cases. A case may skip for an MTU that the interface lacks, and a
+# SHARDS of it run at once, each with its share of the cases and ports of its own: those of the group before may linger, as
+# TCP's do. A case may skip for an MTU that the interface lacks, and a
 # test of pyverbs where pyverbs.expect permits it; another skip is a failure, and so is a group without a case.
+group_ports=18600
 run_client_group() {
-    local script=$1 name=$2 line shard ended=0 before=$((passed + failed + skipped))
+    local script=$1 name=$2 line shard ended=0 before=$((passed + failed + skipped)) ports=$group_ports
     shift 2
+    group_ports=$((ports + SHARDS * 300 < 31000 ? ports + SHARDS * 300 : 18600))
     while IFS= read -r line; do
         case $line in
             'ok '*'# SKIP'*)
@@ -163,7 +166,7 @@ run_client_group() {
         printf '%s\n' "$line"
     done < <(
         for ((shard = 0; shard < SHARDS; shard++)); do
-            env GROUP="$GROUP/$name" LOG_DIR="$LOG_DIR/$name" SHARD="$shard/$SHARDS" PORT_BASE=$((18600 + shard * 300)) \
+            env GROUP="$GROUP/$name" LOG_DIR="$LOG_DIR/$name" SHARD="$shard/$SHARDS" PORT_BASE=$((ports + shard * 300)) \
                 CM_PROBE="${CM_PROBE-$E2E/cm-listens}" PYVERBS_PACKAGE="${BIN%/*}/pyverbs" "$@" "$TESTS/clients/$script" 2>&1 &
         done
         wait

@@ -32,33 +32,6 @@ impl Ah {
     }
 }
 
-/// Resolves the address vector of an address handle. One that is not global leads to this port, whose LID is 0: rsockets
-/// makes such a one to send datagrams to itself.
-fn resolve_handle(context: &Context, attr: &ibv_ah_attr) -> Result<Path, VerbsError> {
-    if attr.is_global != 0 || attr.dlid != 0 {
-        return resolve(context, attr);
-    }
-    let info = context.info();
-    let (index, own) = info
-        .gids
-        .iter()
-        .enumerate()
-        .find_map(|(index, entry)| Some((index, entry.as_ref()?)))
-        .ok_or(VerbsError::Invalid)?;
-    let grh = ibv_global_route {
-        dgid: own.gid,
-        sgid_index: index as u8,
-        hop_limit: 1,
-        ..NOWHERE.grh
-    };
-    let attr = ibv_ah_attr {
-        grh,
-        is_global: 1,
-        ..*attr
-    };
-    resolve(context, &attr)
-}
-
 /// Resolves an address vector. On RoCE it must be global.
 pub(super) fn resolve(context: &Context, attr: &ibv_ah_attr) -> Result<Path, VerbsError> {
     if attr.is_global == 0 || u32::from(attr.port_num) != PORT {
@@ -119,7 +92,7 @@ pub(super) unsafe extern "C" fn create_ah(public: *mut ibv_pd, attr: *mut ibv_ah
     make(|| {
         // SAFETY: libibverbs passes a PD of this provider, and an address vector.
         let (pd, attr) = unsafe { (Pd::of(public), &*attr) };
-        let path = resolve_handle(&pd.context, attr)?;
+        let path = resolve(&pd.context, attr)?;
         // SAFETY: a PD has its context.
         let context = unsafe { (*public).context };
         let ah = Ah {
