@@ -130,6 +130,12 @@ static int transfer_once(struct rdma_cm_id *id, struct ibv_mr *mr, struct room r
     return 1;
 }
 
+/* A peer that dies before it knows that the connection stands refuses it: that is all that is heard then. */
+static int is_end(enum rdma_cm_event_type event)
+{
+    return event == RDMA_CM_EVENT_DISCONNECTED || event == RDMA_CM_EVENT_REJECTED || event == RDMA_CM_EVENT_DEVICE_REMOVAL;
+}
+
 /* One connection from its beginning to its end; what was in the way, or NULL. */
 static const char *one_round(channel *c, const char *ip, int port, unsigned seed, int steady)
 {
@@ -176,7 +182,7 @@ out:
         if (!rdma_disconnect(id))
             do
                 told = next(c);
-            while (told.event.event != RDMA_CM_EVENT_DISCONNECTED && told.event.event != RDMA_CM_EVENT_DEVICE_REMOVAL);
+            while (!is_end(told.event.event));
     }
     if (id->qp)
         rdma_destroy_qp(id);
