@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ferroce_engine::device::{Device, DeviceConfig, Limits, Progress, QpInit};
-use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::process::ProcessMemory;
 use ferroce_engine::queue::Cq;
@@ -28,7 +28,7 @@ impl Transmit for Batch {
     fn packet(
         &mut self,
         _: &Path,
-        _: u32,
+        _: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
@@ -118,6 +118,7 @@ impl Side {
     fn connect(&mut self, qpn: u32, addr: IpAddr) {
         use QpAttrMask as M;
         let path = Path {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: self.addr,
             dest: addr,
             ifindex: 1,
@@ -187,6 +188,7 @@ impl Side {
             for &end in &self.batch.ends {
                 let data = &self.batch.bytes[start..end];
                 let packet = RxPacket {
+                    version: ferroce_engine::link::RoceVersion::V2,
                     source: self.addr,
                     source_port: 0xc000,
                     dest: peer.addr,

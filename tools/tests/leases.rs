@@ -359,6 +359,7 @@ fn leases_outlive_a_killed_daemon_and_the_next_takes_them_over() {
     let first = Daemon::start(&["--slots", "5"]);
     let client = Client::connect().unwrap();
     let request = Request::LinkAdd {
+        xdp: None,
         name: "rdma0".into(),
         netdev: "fa".into(),
     };

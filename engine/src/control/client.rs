@@ -152,7 +152,7 @@ impl Lease {
         protocol::send_message(&socket, &request, SendFlags::empty()).map_err(gone("send"))?;
         let datagram = receive(&socket)?;
         let (slot, info) = match decode(&datagram)? {
-            Reply::Leased { slot, device } => (slot, device),
+            Reply::Leased { slot, device, .. } => (slot, device),
             Reply::Refused(refusal) => return Err(refusal.into()),
             _ => return Err(ControlError::Malformed("no lease")),
         };
@@ -471,6 +471,7 @@ mod tests {
             speed: 0,
             up: true,
             lo: true,
+            mode: crate::control::LinkMode::Udp,
             gids: Vec::new(),
         };
         let control = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();

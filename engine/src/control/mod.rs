@@ -18,6 +18,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::environment;
+use crate::link::RoceVersion;
+use crate::link::xdp::Geometry;
+use crate::link::xdp::port::Features;
 
 pub use client::{Client, Event, Lease};
 pub use peer::Peer;
@@ -48,13 +51,6 @@ pub fn is_in_tree(device: &str) -> bool {
     })
 }
 
-/// Protocol of a GID table entry (`gid_attrs/types` of sysfs).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GidType {
-    /// RoCE over UDP, port 4791.
-    RoceV2,
-}
-
 /// One used entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidEntry {
@@ -63,7 +59,7 @@ pub struct GidEntry {
     /// The interface address behind it.
     pub addr: IpAddr,
     /// The protocol that packets of this entry speak.
-    pub kind: GidType,
+    pub version: RoceVersion,
 }
 
 impl GidEntry {
@@ -76,9 +72,30 @@ impl GidEntry {
         Self {
             gid,
             addr,
-            kind: GidType::RoceV2,
+            version: RoceVersion::V2,
         }
     }
+}
+
+/// What carries the packets of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkMode {
+    /// UDP sockets.
+    #[default]
+    Udp,
+    /// AF_XDP sockets; and UDP sockets for packets to the host itself, and multicast.
+    Xdp(XdpInfo),
+}
+
+/// An interface in XDP mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XdpInfo {
+    /// How its memory is divided.
+    pub geometry: Geometry,
+    /// The driver runs the XDP program; otherwise the kernel does (SKB mode).
+    pub driver: bool,
+    /// What the kernel could do.
+    pub features: Features,
 }
 
 /// A device as the daemon sees it now.
@@ -104,6 +121,8 @@ pub struct DeviceInfo {
     pub up: bool,
     /// The interface is the loopback.
     pub lo: bool,
+    /// What carries its packets.
+    pub mode: LinkMode,
     /// GID table: the position is the GID index, `None` is a hole; holes at the end are left out.
     pub gids: Vec<Option<GidEntry>>,
 }

@@ -12,6 +12,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -23,10 +24,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceInfo, Refusal, Report};
+use crate::link::xdp::port::Zerocopy;
 use crate::rdma_cm::{self, Answer, Command, Id, IdStatus, Keepsake};
 
 /// Version of the messages; both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Release of this build, shown when versions differ.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Name of the daemon's socket in the abstract namespace, which the kernel keeps per network namespace.
@@ -75,6 +77,16 @@ pub enum Request {
         name: String,
         /// Its network interface.
         netdev: String,
+        /// XDP mode, and how; `None`: UDP sockets.
+        xdp: Option<XdpOptions>,
+    },
+    /// Find out where frames to `dest` go, and write it to the port's table of next hops. Not answered. Of those only who
+    /// leases a device in XDP mode may ask.
+    NextHop {
+        /// Own address.
+        source: IpAddr,
+        /// The peer's.
+        dest: IpAddr,
     },
     /// Remove a device; answered by [`Reply::Done`].
     LinkDel {
@@ -95,15 +107,31 @@ pub enum Request {
     CmRestore(Vec<Keepsake>),
 }
 
+/// How an interface is put into XDP mode; `None` leaves it to the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XdpOptions {
+    /// Receive queues to serve.
+    pub queues: Option<u16>,
+    /// Whether the driver is to read and write the frames itself.
+    pub zerocopy: Zerocopy,
+    /// Bytes of a frame: 2048 or 4096.
+    pub chunk: Option<u32>,
+    /// Programs that can use the device at once.
+    pub programs: Option<u16>,
+}
+
 /// From the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// First message after the hello.
     Welcome(Welcome),
-    /// The slot is yours; its socket comes along, and the heirloom if the process may have it.
+    /// The slot is yours; its descriptors come along: its socket; for a seat the memory files `control` and `umem`, the
+    /// seat's sockets by queue, and the port's heirloom; and the heirloom, if the process may have it.
     Leased {
         /// Number of the slot, the high byte of all its QPNs.
         slot: u8,
+        /// The seat, on a device in XDP mode.
+        seat: Option<u16>,
         /// The device.
         device: DeviceInfo,
     },

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 
 use super::random::{Prng, Probability};
-use super::{IcrcCheck, Link, Path, RxPacket, Transmit, TransmitError};
+use super::{IcrcCheck, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// How often which fault befalls a packet.
@@ -158,7 +158,7 @@ struct LateRx {
 
 struct LateTx {
     path: Path,
-    dest_qpn: u32,
+    qpns: Qpns,
     data: Vec<u8>,
 }
 
@@ -187,6 +187,7 @@ impl LateRx {
 
     fn packet(&self) -> RxPacket<'_> {
         RxPacket {
+            version: crate::link::RoceVersion::V2,
             source: self.source,
             source_port: self.source_port,
             dest: self.dest,
@@ -218,7 +219,7 @@ impl<L: Link> FaultInjector<L> {
         if let Some(late) = self.late_tx.take() {
             let sent = self
                 .inner
-                .packet(&late.path, late.dest_qpn, late.data.len(), &mut |out| {
+                .packet(&late.path, late.qpns, late.data.len(), &mut |out| {
                     out.copy_from_slice(&late.data);
                     Ok(())
                 });
@@ -233,12 +234,12 @@ impl<L: Link> Transmit for FaultInjector<L> {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
         if self.direction == Direction::Receive {
-            return self.inner.packet(path, dest_qpn, len, fill);
+            return self.inner.packet(path, qpns, len, fill);
         }
         let lost = self.prng.chance(self.rates.loss);
         if lost || (self.late_tx.is_none() && self.prng.chance(self.rates.reorder)) {
@@ -250,16 +251,16 @@ impl<L: Link> Transmit for FaultInjector<L> {
                 self.counts.reordered += 1;
                 self.late_tx = Some(LateTx {
                     path: *path,
-                    dest_qpn,
+                    qpns,
                     data,
                 });
             }
             return Ok(());
         }
-        self.inner.packet(path, dest_qpn, len, fill)?;
+        self.inner.packet(path, qpns, len, fill)?;
         if self.prng.chance(self.rates.duplicate) {
             // A link that is full now loses the second copy only.
-            match self.inner.packet(path, dest_qpn, len, fill) {
+            match self.inner.packet(path, qpns, len, fill) {
                 Ok(()) => self.counts.duplicated += 1,
                 Err(TransmitError::Full | TransmitError::Busy | TransmitError::Fault(_)) => {}
             }
@@ -361,6 +362,7 @@ mod tests {
 
     fn path() -> Path {
         Path {
+            version: crate::link::RoceVersion::V2,
             source: "10.0.0.1".parse().unwrap(),
             dest: "10.0.0.2".parse().unwrap(),
             ifindex: 1,
@@ -380,7 +382,7 @@ mod tests {
         let mut a = FaultInjector::new(a, sender.parse().unwrap());
         let mut b = FaultInjector::new(b, receiver.parse().unwrap());
         for n in 0..1000u32 {
-            a.packet(&path(), QPN, 40, &mut |out| {
+            a.packet(&path(), Qpns::to(QPN), 40, &mut |out| {
                 out[36..].copy_from_slice(&n.to_be_bytes());
                 Ok(())
             })

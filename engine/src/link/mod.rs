@@ -10,6 +10,7 @@ pub mod random;
 pub mod sim;
 pub mod udp;
 pub mod wrap;
+pub mod xdp;
 
 use std::io;
 use std::net::IpAddr;
@@ -22,9 +23,21 @@ use crate::memory::Fault;
 /// Bytes of the ICRC, the end of every packet.
 const ICRC_LEN: usize = ferroce_wire::packet::ICRC_LEN;
 
+/// How RoCE travels: the type of a GID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RoceVersion {
+    /// Ethertype 0x8915, and a GRH.
+    V1,
+    /// IP and UDP, port 4791.
+    #[default]
+    V2,
+}
+
 /// Where a QP's packets go, and what their IP header says: an address handle, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Path {
+    /// How its packets travel: the type of the local GID.
+    pub version: RoceVersion,
     /// The source address: that of the local GID (`sgid_index`).
     pub source: IpAddr,
     /// The peer's address (unicast or multicast).
@@ -50,6 +63,23 @@ impl Path {
     }
 }
 
+/// The two queue pairs of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Qpns {
+    /// The one that sends it.
+    pub local: u32,
+    /// The one that it is for.
+    pub dest: u32,
+}
+
+#[cfg(test)]
+impl Qpns {
+    /// To a queue pair, from any.
+    pub fn to(dest: u32) -> Qpns {
+        Qpns { local: 1, dest }
+    }
+}
+
 /// Why a packet was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransmitError {
@@ -63,14 +93,14 @@ pub enum TransmitError {
 
 /// The sending half of a link, as the transport sees it.
 pub trait Transmit {
-    /// Takes one packet of `len` bytes (BTH to pad; the link appends the ICRC) for QP `dest_qpn` at the end of `path`.
+    /// Takes one packet of `len` bytes (BTH to pad; the link appends the ICRC) from one QP to another, at the end of `path`.
     ///
     /// `fill` writes all `len` bytes. Packets to one destination that follow each other with equal lengths travel
     /// together where the link can (GSO). Nothing need leave before [`Link::flush`].
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError>;
@@ -85,9 +115,11 @@ pub trait IcrcCheck {
 /// One received packet.
 #[derive(Clone, Copy)]
 pub struct RxPacket<'a> {
+    /// How it travelled.
+    pub version: RoceVersion,
     /// The sender's address (never IPv4-mapped IPv6).
     pub source: IpAddr,
-    /// The sender's UDP port; any is legal.
+    /// The sender's UDP port; any is legal. 0 in RoCE v1.
     pub source_port: u16,
     /// The address it was sent to.
     pub dest: IpAddr,
@@ -141,11 +173,11 @@ impl<L: Transmit + ?Sized> Transmit for Box<L> {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
-        (**self).packet(path, dest_qpn, len, fill)
+        (**self).packet(path, qpns, len, fill)
     }
 }
 

@@ -23,7 +23,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
 use super::headers::Addressing;
-use super::{ICRC_LEN, Link, Path, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// Bytes of a file kept in memory until the next flush.
@@ -247,18 +247,18 @@ impl<L: Link> Transmit for PcapTap<L> {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
         let sent = &mut self.sent;
-        self.inner.packet(path, dest_qpn, len, &mut |out| {
+        self.inner.packet(path, qpns, len, &mut |out| {
             fill(out)?;
             sent.clear();
             sent.extend_from_slice(out);
             Ok(())
         })?;
-        self.capture.transmitted(path, dest_qpn, &self.sent);
+        self.capture.transmitted(path, qpns.dest, &self.sent);
         Ok(())
     }
 }
@@ -366,6 +366,7 @@ mod tests {
         let mut a = PcapTap::new(a, Box::new(files[0].clone()), clock()).unwrap();
         let mut b = PcapTap::new(b, Box::new(files[1].clone()), clock()).unwrap();
         let path = Path {
+            version: crate::link::RoceVersion::V2,
             source,
             dest,
             ifindex: 1,
@@ -377,7 +378,7 @@ mod tests {
         };
         for n in 0..10 {
             let bth = Bth::new(Opcode::RcSendOnly, 0x02_0000, Psn::new(n));
-            a.packet(&path, 0x02_0000, 12 + 8, &mut |out| {
+            a.packet(&path, Qpns::to(0x02_0000), 12 + 8, &mut |out| {
                 out.fill(n as u8);
                 bth.emit(out);
                 Ok(())
@@ -401,6 +402,7 @@ mod tests {
         let network = SimNetwork::new(1);
         let source = "10.0.0.1".parse().unwrap();
         let path = Path {
+            version: crate::link::RoceVersion::V2,
             source,
             dest: source,
             ifindex: 1,
@@ -413,7 +415,7 @@ mod tests {
         let tap = |qpn| PcapTap::create(network.attach(NodeConfig::new(source, qpn)), name).unwrap();
         let send = |tap: &mut PcapTap<_>, psn| {
             let bth = Bth::new(Opcode::RcSendOnly, 0x02_0000, Psn::new(psn));
-            tap.packet(&path, 0x02_0000, 12, &mut |out| {
+            tap.packet(&path, Qpns::to(0x02_0000), 12, &mut |out| {
                 bth.emit(out);
                 Ok(())
             })

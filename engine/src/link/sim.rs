@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::fault::{FaultRates, damage};
 use super::headers::Addressing;
 use super::random::{Prng, Probability};
-use super::{ICRC_LEN, IcrcCheck, Link, Path, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, IcrcCheck, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::time::Time;
 
@@ -472,10 +472,11 @@ impl Transmit for SimLink {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
+        let dest_qpn = qpns.dest;
         let mut state = self.network.0.lock();
         let now = state.now;
         let id = state.prng.next_u64() as u16;
@@ -546,6 +547,7 @@ impl Link for SimLink {
             } = frame.addressing;
             let (data, icrc) = (&frame.data, &frame);
             sink(&RxPacket {
+                version: crate::link::RoceVersion::V2,
                 source,
                 source_port,
                 dest,

@@ -367,6 +367,7 @@ impl RdmaCm {
         Some(Way {
             device: device.name.clone(),
             path: Path {
+                version: crate::link::RoceVersion::V2,
                 source: arrival.dest,
                 dest: arrival.source,
                 ifindex: arrival.ifindex,

@@ -301,6 +301,7 @@ impl RdmaCm {
         Ok(Way {
             device: device.name.clone(),
             path: Path {
+                version: crate::link::RoceVersion::V2,
                 source,
                 dest,
                 ifindex: device.ifindex,

@@ -137,7 +137,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::link::{Path, RxPacket, Transmit, TransmitError};
+    use crate::link::{Path, Qpns, RxPacket, Transmit, TransmitError};
     use crate::memory::Fault;
     use crate::transport::tests::pair::{BASE, MEMORY, Pair, Setup};
     use crate::verbs::{Operation, SendWr};
@@ -150,7 +150,7 @@ mod tests {
         fn packet(
             &mut self,
             _: &Path,
-            _: u32,
+            _: Qpns,
             _: usize,
             _: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
         ) -> Result<(), TransmitError> {

@@ -242,6 +242,7 @@ impl Engine {
             return Err(VerbsError::Invalid);
         }
         Ok(Path {
+            version: crate::link::RoceVersion::V2,
             source,
             dest,
             ifindex: info.ifindex,

@@ -6,7 +6,7 @@ use ferroce_wire::{Aeth, AtomicAckEth, Bth, Kind, Opcode, Reth, Syndrome, Transp
 use super::receive::Refusal;
 use super::resources::{Answer, Resource};
 use super::responder::{Parting, Response};
-use crate::link::{Path, Transmit, TransmitError};
+use crate::link::{Path, Qpns, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::qp::{Qp, Shared, Turn};
 use crate::verbs::Access;
@@ -100,6 +100,7 @@ impl Qp {
         addr: u64,
     ) -> Result<(), TransmitError> {
         let dest_qpn = self.attr.dest_qpn;
+        let qpns = self.qpns();
         let psn = resource.psn.add(resource.next);
         let aeth = Aeth {
             syndrome: Syndrome::Ack {
@@ -112,7 +113,7 @@ impl Qp {
             Answer::Stored | Answer::Flushed => Reth::default(),
             Answer::Original(original) => {
                 let opcode = self.opcode(Kind::AtomicAcknowledge);
-                return link.packet(path, dest_qpn, opcode.header_len(), &mut |out| {
+                return link.packet(path, qpns, opcode.header_len(), &mut |out| {
                     Bth::new(opcode, dest_qpn, psn).emit(out);
                     aeth.emit(rest(out, Bth::LEN)?);
                     AtomicAckEth { original }.emit(rest(out, Bth::LEN + Aeth::LEN)?);
@@ -132,25 +133,20 @@ impl Qp {
             pad: (padded - len) as u8,
             ..Bth::new(opcode, dest_qpn, psn)
         };
-        link.packet(
-            path,
-            dest_qpn,
-            opcode.header_len() + padded as usize,
-            &mut |out| {
-                bth.emit(out);
-                if opcode.has_aeth() {
-                    aeth.emit(rest(out, Bth::LEN)?);
-                }
-                let body = rest(out, opcode.header_len())?;
-                let (payload, pad) = body.split_at_mut_checked(len as usize).ok_or(TOO_SHORT)?;
-                pad.fill(0);
-                if payload.is_empty() {
-                    Ok(())
-                } else {
-                    shared.memory.read(addr, payload)
-                }
-            },
-        )
+        link.packet(path, qpns, opcode.header_len() + padded as usize, &mut |out| {
+            bth.emit(out);
+            if opcode.has_aeth() {
+                aeth.emit(rest(out, Bth::LEN)?);
+            }
+            let body = rest(out, opcode.header_len())?;
+            let (payload, pad) = body.split_at_mut_checked(len as usize).ok_or(TOO_SHORT)?;
+            pad.fill(0);
+            if payload.is_empty() {
+                Ok(())
+            } else {
+                shared.memory.read(addr, payload)
+            }
+        })
     }
 
     /// Leaves the answer that is due to the device: this QP ends. A peer that waits for it would else run into its
@@ -170,12 +166,20 @@ impl Qp {
         response_opcode(self.class(), kind)
     }
 
+    /// This QP and its peer.
+    fn qpns(&self) -> Qpns {
+        Qpns {
+            local: self.qpn,
+            dest: self.attr.dest_qpn,
+        }
+    }
+
     /// A response that does not wait for this QP's turn.
     pub(super) fn parting_of(&self, response: Response, path: Path) -> Parting {
         Parting {
             class: self.class(),
             path,
-            dest_qpn: self.attr.dest_qpn,
+            qpns: self.qpns(),
             response,
         }
     }
@@ -199,8 +203,8 @@ impl Parting {
     pub fn transmit(&self, link: &mut dyn Transmit) -> Result<(), TransmitError> {
         let opcode = response_opcode(self.class, Kind::Acknowledge);
         let Response { psn, syndrome, msn } = self.response;
-        link.packet(&self.path, self.dest_qpn, opcode.header_len(), &mut |out| {
-            Bth::new(opcode, self.dest_qpn, psn).emit(out);
+        link.packet(&self.path, self.qpns, opcode.header_len(), &mut |out| {
+            Bth::new(opcode, self.qpns.dest, psn).emit(out);
             Aeth { syndrome, msn }.emit(rest(out, Bth::LEN)?);
             Ok(())
         })

@@ -7,7 +7,7 @@ use super::MAX_MESSAGE;
 use super::payload::Cursor;
 use super::resources::{Answer, Resource, Resources};
 use crate::device::{PdId, SrqId};
-use crate::link::Path;
+use crate::link::{Path, Qpns};
 use crate::queue::rq::ActiveRecv;
 
 /// An ACKNOWLEDGE packet to be sent.
@@ -23,7 +23,7 @@ pub(crate) struct Response {
 pub(crate) struct Parting {
     pub class: TransportClass,
     pub path: Path,
-    pub dest_qpn: u32,
+    pub qpns: Qpns,
     pub response: Response,
 }
 

@@ -6,7 +6,7 @@ use super::budget::Buffer;
 use super::payload::Domain;
 use super::request::Request;
 use super::window::{BUDGET, PacketCost};
-use crate::link::{Path, Transmit, TransmitError};
+use crate::link::{Path, Qpns, Transmit, TransmitError};
 use crate::memory::keys::Denied;
 use crate::qp::{Qp, Shared, Turn};
 use crate::queue::sq::SendWqe;
@@ -158,7 +158,11 @@ impl Qp {
             memory: shared.memory,
         };
         let (sq, len) = (&self.sq, request.len());
-        let taken = link.packet(&path, request.dest_qpn, len, &mut |out| {
+        let qpns = Qpns {
+            local: self.qpn,
+            dest: request.dest_qpn,
+        };
+        let taken = link.packet(&path, qpns, len, &mut |out| {
             request.fill(out, domain, sq, index, &wqe)
         });
         match taken {

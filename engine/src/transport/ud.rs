@@ -13,6 +13,7 @@ use crate::verbs::{UdDest, Wc, WcFlags, WcOpcode, WcStatus};
 /// What stands in the place of a destination before one is posted.
 pub(crate) const NOWHERE: UdDest = UdDest {
     path: Path {
+        version: crate::link::RoceVersion::V2,
         source: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         dest: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         ifindex: 0,

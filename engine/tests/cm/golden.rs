@@ -224,6 +224,7 @@ fn way(source: Gid, dest: Gid) -> Way {
     Way {
         device: "fer0".to_string(),
         path: Path {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: source.to_ip(),
             dest: dest.to_ip(),
             ifindex: 2,

@@ -268,6 +268,7 @@ impl World<'_> {
         Way {
             device: "fer0".to_string(),
             path: Path {
+                version: ferroce_engine::link::RoceVersion::V2,
                 source: self.hosts[from].address,
                 dest: self.hosts[1 - from].address,
                 ifindex: 2,

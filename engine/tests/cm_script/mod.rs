@@ -85,6 +85,7 @@ fn way() -> Way {
     Way {
         device: "fer0".to_string(),
         path: Path {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
             dest: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
             ifindex: 2,

@@ -121,6 +121,7 @@ impl Captured {
             Network::Grh(grh) => (grh.traffic_class, grh.hop_limit),
         };
         RxPacket {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: self.source,
             source_port: self.network.udp().unwrap().src_port,
             dest: self.dest,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_engine::device::{Device, DeviceConfig, Limits, MrInfo, QpInit};
-use ferroce_engine::link::{Path, Transmit, TransmitError};
+use ferroce_engine::link::{Path, Qpns, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
 use ferroce_engine::queue::Cq;
@@ -37,6 +37,7 @@ impl Peer {
             (captured.source, captured.dest)
         };
         let path = Path {
+            version: ferroce_engine::link::RoceVersion::V2,
             source,
             dest,
             ifindex: 1,
@@ -60,10 +61,11 @@ impl Transmit for Recorder {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
+        let dest_qpn = qpns.dest;
         assert_eq!(
             (*path, dest_qpn),
             (self.peer.path, self.peer.qpn),

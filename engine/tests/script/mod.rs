@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroce_engine::device::{
     Acks, Device, DeviceConfig, Limits, MrChange, MwId, PdId, Progress, QpInit, SrqId, XrcdId,
 };
-use ferroce_engine::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
 use ferroce_engine::queue::Cq;
@@ -107,10 +107,11 @@ impl Transmit for Wire {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
+        let dest_qpn = qpns.dest;
         assert_eq!((path.source, path.dest), (HERE, HERE));
         assert!(
             (12..=4096 + 80).contains(&len) && len.is_multiple_of(4),
@@ -278,6 +279,7 @@ impl World {
 
     fn path() -> Path {
         Path {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: HERE,
             dest: HERE,
             ifindex: 1,
@@ -643,6 +645,7 @@ impl World {
         self.device.receive(
             self.now,
             &RxPacket {
+                version: ferroce_engine::link::RoceVersion::V2,
                 source,
                 source_port: 0xc000,
                 dest: if to_group { GROUP } else { HERE },

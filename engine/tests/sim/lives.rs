@@ -304,6 +304,7 @@ impl<'a> World<'a> {
                 rq_psn: life.psn[1 - side],
                 sq_psn: life.psn[side],
                 path: Some(Path {
+                    version: ferroce_engine::link::RoceVersion::V2,
                     source: address(side),
                     dest: address(1 - side),
                     ifindex: 1,

@@ -129,6 +129,7 @@ pub fn address(program: &Program, side: usize) -> IpAddr {
 /// The path from a node to the other.
 fn path(program: &Program, side: usize) -> Path {
     Path {
+        version: ferroce_engine::link::RoceVersion::V2,
         source: address(program, side),
         dest: address(program, 1 - side),
         ifindex: 1,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_engine::link::sim::SimLink;
-use ferroce_engine::link::{Path, Transmit, TransmitError};
+use ferroce_engine::link::{Path, Qpns, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::time::Time;
 use ferroce_wire::Bth;
@@ -47,12 +47,12 @@ impl Transmit for Traced<'_> {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
         let (side, now) = (self.side, self.now);
-        self.link.packet(path, dest_qpn, len, &mut |out| {
+        self.link.packet(path, qpns, len, &mut |out| {
             fill(out)?;
             trace(side, now, "sends", out);
             Ok(())

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce_engine::link::udp::UdpLink;
-use ferroce_engine::link::{Link, Path, Transmit};
+use ferroce_engine::link::{Link, Path, Qpns, Transmit};
 use ferroce_engine::memory::Memory;
 use ferroce_engine::memory::process::ProcessMemory;
 use rustix::time::{ClockId, clock_gettime};
@@ -23,6 +23,10 @@ use rustix::time::{ClockId, clock_gettime};
 /// Bytes of BTH and ICRC.
 const OVERHEAD: usize = 16;
 const MEMORY: usize = 1 << 20;
+const QPNS: Qpns = Qpns {
+    local: 1,
+    dest: 1 << 16 | 1,
+};
 /// As the daemon asks for; the kernel gives no more than `rmem_max`.
 const RECEIVE_BUFFER: usize = 8 << 20;
 const TIME: Duration = Duration::from_secs(1);
@@ -119,6 +123,7 @@ fn run(sender: &Side, receiver: &Side, size: usize) -> Result<(), Box<dyn Error>
             let memory = ProcessMemory::new().map_err(|error| error.to_string())?;
             let source = vec![7u8; MEMORY];
             let path = Path {
+                version: ferroce_engine::link::RoceVersion::V2,
                 source: sender.ip,
                 dest: receiver.ip,
                 ifindex: 1,
@@ -142,7 +147,7 @@ fn run(sender: &Side, receiver: &Side, size: usize) -> Result<(), Box<dyn Error>
                 let before = cpu();
                 for _ in 0..64.min(window) {
                     let from = source.as_ptr() as u64 + at;
-                    let taken = link.packet(&path, 1 << 16 | 1, 12 + size, &mut |bytes| {
+                    let taken = link.packet(&path, QPNS, 12 + size, &mut |bytes| {
                         bytes[..12].copy_from_slice(&[4, 0, 255, 255, 0, 1, 0, 1, 0, 0, 0, 0]);
                         memory.read(from, &mut bytes[12..])
                     });

@@ -2,7 +2,8 @@
 
 use clap::Subcommand;
 use ferroce_engine::control::protocol::{Reply, Request};
-use ferroce_engine::control::{ControlError, DeviceInfo, GidType, Refusal};
+use ferroce_engine::control::{ControlError, DeviceInfo, Refusal};
+use ferroce_engine::link::RoceVersion;
 use serde_json::{Value, json};
 
 use super::{CliError, Output, print, print_json, starter};
@@ -55,7 +56,11 @@ impl Link {
     pub fn run(self, output: Output) -> Result<(), CliError> {
         let request = match self {
             Self::Show { name, output: after } => return show(name, output.and(after)),
-            Self::Add { name, netdev, .. } => Request::LinkAdd { name, netdev },
+            Self::Add { name, netdev, .. } => Request::LinkAdd {
+                name,
+                netdev,
+                xdp: None,
+            },
             Self::Del { name } => Request::LinkDel { name },
         };
         match starter::connect_or_start()?.ask(&request)? {
@@ -101,7 +106,11 @@ fn as_text(device: &DeviceInfo) -> String {
         .enumerate()
         .filter_map(|(index, entry)| Some((index, entry.as_ref()?)))
     {
-        text += &format!("\n    gid {index} {} type {}", entry.addr, gid_type(entry.kind));
+        text += &format!(
+            "\n    gid {index} {} type {}",
+            entry.addr,
+            gid_type(entry.version)
+        );
     }
     text
 }
@@ -113,7 +122,7 @@ fn as_json(device: &DeviceInfo) -> Value {
         .iter()
         .enumerate()
         .filter_map(|(index, entry)| Some((index, entry.as_ref()?)))
-        .map(|(index, entry)| json!({ "index": index, "address": entry.addr, "type": gid_type(entry.kind) }))
+        .map(|(index, entry)| json!({ "index": index, "address": entry.addr, "type": gid_type(entry.version) }))
         .collect();
     json!({
         "ifname": device.name,
@@ -138,9 +147,10 @@ fn states(device: &DeviceInfo) -> (&'static str, &'static str) {
     }
 }
 
-fn gid_type(kind: GidType) -> &'static str {
+fn gid_type(kind: RoceVersion) -> &'static str {
     match kind {
-        GidType::RoceV2 => "RoCE v2",
+        RoceVersion::V1 => "IB/RoCE v1",
+        RoceVersion::V2 => "RoCE v2",
     }
 }
 
@@ -168,6 +178,7 @@ mod tests {
             speed: 10_000,
             up: true,
             lo: false,
+            mode: ferroce_engine::control::LinkMode::Udp,
             gids: vec![None, Some(GidEntry::roce_v2("10.0.0.1".parse().unwrap()))],
         };
         assert_eq!(

@@ -195,6 +195,7 @@ impl Connection {
     /// Sends the lease with its descriptors; false if there was no room.
     pub fn send_lease(&mut self, lease: LeaseState, device: DeviceInfo, fds: &[BorrowedFd<'_>]) -> bool {
         let reply = Reply::Leased {
+            seat: None,
             slot: lease.slot,
             device,
         };

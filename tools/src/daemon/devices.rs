@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use ferroce_engine::control::{DeviceInfo, Refusal};
+use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal};
 
 use super::gid::GidTable;
 use crate::netlink::{Interface, Interfaces};
@@ -218,6 +218,7 @@ impl Devices {
             speed: 0,
             up: false,
             lo: interface.lo,
+            mode: LinkMode::Udp,
             gids: Vec::new(),
         };
         describe(&mut info, &interface, &gids);

@@ -12,13 +12,18 @@ use std::time::Duration;
 
 use ferroce_engine::control::{DAEMON_SLOT, DeviceInfo};
 use ferroce_engine::link::udp::UdpLink;
-use ferroce_engine::link::{Link, Path, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use ferroce_engine::rdma_cm::Arrival;
 use ferroce_engine::time::Time;
 use ferroce_wire::mad::{GSI_QKEY, GSI_QPN, MAD_LEN};
 use ferroce_wire::{Deth, Headers, Opcode, Psn, RocePacket};
 use tracing::{debug, warn};
 
+/// MADs go from queue pair 1 to queue pair 1.
+const GSI_QPNS: Qpns = Qpns {
+    local: GSI_QPN,
+    dest: GSI_QPN,
+};
 /// Batches taken before others have their turn.
 const BATCHES: u32 = 4;
 /// MADs taken in a second at most, and at once after a time of rest.
@@ -111,7 +116,7 @@ impl Gsi {
                 src_qpn: GSI_QPN,
             };
             let len = headers.header_len() + MAD_LEN;
-            let taken = self.link.packet(path, GSI_QPN, len, &mut |into| {
+            let taken = self.link.packet(path, GSI_QPNS, len, &mut |into| {
                 let used = headers.emit(into);
                 into[used..].copy_from_slice(&mad[..]);
                 Ok(())
@@ -397,6 +402,7 @@ mod tests {
         icrc: bool,
     ) -> Result<String, Drop> {
         let packet = RxPacket {
+            version: ferroce_engine::link::RoceVersion::V2,
             source: "10.0.0.9".parse().unwrap(),
             source_port: 50_000,
             dest: dest.parse().unwrap(),

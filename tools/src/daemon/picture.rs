@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ferroce_engine::control::{DeviceInfo, GidEntry, GidType, protocol::RELEASE};
+use ferroce_engine::control::{DeviceInfo, GidEntry, protocol::RELEASE};
+use ferroce_engine::link::RoceVersion;
 
 /// `abi_version` of `infiniband_verbs`: the newest that every rdma-core knows.
 pub const VERBS_ABI: &str = "6\n";
@@ -157,8 +158,9 @@ pub fn picture(info: &DeviceInfo) -> Picture {
 /// Reading the type of an unused index fails with EINVAL on a kernel, which no plain file can do;
 /// libibverbs makes "IB/RoCE v1" of that error, and so do we.
 fn gid_type(entry: Option<GidEntry>) -> &'static str {
-    match entry.map(|entry| entry.kind) {
-        Some(GidType::RoceV2) => "RoCE v2",
+    match entry.map(|entry| entry.version) {
+        Some(RoceVersion::V1) => "IB/RoCE v1",
+        Some(RoceVersion::V2) => "RoCE v2",
         None => "IB/RoCE v1",
     }
 }
@@ -217,6 +219,7 @@ pub mod tests {
             speed: 10_000,
             up: true,
             lo: false,
+            mode: ferroce_engine::control::LinkMode::Udp,
             gids: addresses
                 .iter()
                 .map(|ip| ip.parse().ok().map(GidEntry::roce_v2))

@@ -339,7 +339,7 @@ impl Server {
             Request::Report { id: query, report } => return self.take_report(id, query, report),
             Request::Hold => self.hold(id),
             Request::Links => Reply::Links(self.devices.iter().cloned().collect()),
-            Request::LinkAdd { name, netdev } => {
+            Request::LinkAdd { name, netdev, xdp: _ } => {
                 self.change_devices(id, |devices| devices.add(&name, &netdev))
             }
             Request::LinkDel { name } => match self.holders(&name).len() {
@@ -349,6 +349,7 @@ impl Server {
                     leases: leases as u32,
                 }),
             },
+            Request::NextHop { .. } => return,
             Request::Status => return self.start_query(id),
             Request::Cm { sequence, command } => return self.cm_command(id, sequence, command),
             Request::CmRestore(keepsakes) => return self.cm_restore(id, keepsakes),

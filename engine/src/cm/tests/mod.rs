@@ -35,6 +35,7 @@ impl End {
         Way {
             device: "fer0".to_string(),
             path: Path {
+                version: crate::link::RoceVersion::V2,
                 source: self.address,
                 dest: other,
                 ifindex: 2,

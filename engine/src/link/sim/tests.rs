@@ -7,6 +7,7 @@ const QPN: u32 = 0x02_0007;
 
 fn path(source: IpAddr, dest: IpAddr) -> Path {
     Path {
+        version: crate::link::RoceVersion::V2,
         source,
         dest,
         ifindex: 1,
@@ -36,7 +37,7 @@ fn carry(
     count: u32,
 ) -> Vec<(u32, bool)> {
     for n in 0..count {
-        let sent = a.packet(path, QPN, 40, &mut |out| {
+        let sent = a.packet(path, Qpns::to(QPN), 40, &mut |out| {
             out.fill(n as u8);
             out[36..].copy_from_slice(&n.to_be_bytes());
             Ok(())
@@ -123,7 +124,7 @@ fn full_queues_refuse_and_overflow() {
         rx_capacity: 3 * 44,
         ..NodeConfig::new(B, 2)
     });
-    let send = |a: &mut SimLink| a.packet(&path(A, B), QPN, 40, &mut |_| Ok(()));
+    let send = |a: &mut SimLink| a.packet(&path(A, B), Qpns::to(QPN), 40, &mut |_| Ok(()));
     for _ in 0..4 {
         assert_eq!(send(&mut a), Ok(()));
     }
@@ -153,7 +154,7 @@ fn a_considerate_node_overruns_nobody() {
         ..NodeConfig::new(B, 2)
     });
     let mut c = network.attach(NodeConfig::new(B, 3));
-    let send = |a: &mut SimLink, qpn| a.packet(&path(A, B), qpn, 40, &mut |_| Ok(()));
+    let send = |a: &mut SimLink, qpn| a.packet(&path(A, B), Qpns::to(qpn), 40, &mut |_| Ok(()));
     for _ in 0..3 {
         assert_eq!(send(&mut a, QPN), Ok(()));
         assert_eq!(send(&mut a, QPN), Ok(()));
@@ -200,7 +201,7 @@ fn faulting_memory_sends_nothing() {
     let (network, mut a, mut b) = pair(6, Conditions::default(), NodeConfig::new(B, 2));
     let fault = Fault { addr: 5 };
     assert_eq!(
-        a.packet(&path(A, B), QPN, 40, &mut |_| Err(fault)),
+        a.packet(&path(A, B), Qpns::to(QPN), 40, &mut |_| Err(fault)),
         Err(TransmitError::Fault(fault))
     );
     a.flush().unwrap();
@@ -219,7 +220,7 @@ fn every_member_of_a_group_gets_a_copy() {
     let mut arrivals = || {
         let to_group = path(IpAddr::from([10, 0, 0, 1]), group);
         nodes[0]
-            .packet(&to_group, 0xff_ffff, 40, &mut |_| Ok(()))
+            .packet(&to_group, Qpns::to(0xff_ffff), 40, &mut |_| Ok(()))
             .unwrap();
         nodes[0].flush().unwrap();
         while let Some(next) = network.next_event() {
@@ -242,7 +243,7 @@ fn every_member_of_a_group_gets_a_copy() {
 #[test]
 fn unknown_destinations_are_counted() {
     let (network, mut a, _b) = pair(6, Conditions::default(), NodeConfig::new(B, 3));
-    a.packet(&path(A, B), QPN, 40, &mut |_| Ok(())).unwrap();
+    a.packet(&path(A, B), Qpns::to(QPN), 40, &mut |_| Ok(())).unwrap();
     a.flush().unwrap();
     assert_eq!(network.incidents()[0].kind, IncidentKind::NoRoute);
 }

@@ -19,7 +19,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use super::{Link, Path, RxPacket, Transmit, TransmitError};
+use super::{Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 pub(crate) use membership::most_groups;
@@ -70,11 +70,11 @@ impl Transmit for UdpLink {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
-        self.transmitter.packet(path, dest_qpn, len, fill)
+        self.transmitter.packet(path, qpns.dest, len, fill)
     }
 }
 

@@ -172,6 +172,7 @@ impl Receiver {
             let segment = ancillary.segment.unwrap_or(data.len()).max(1);
             for (index, data) in data.chunks(segment).enumerate() {
                 let mut packet = RxPacket {
+                    version: crate::link::RoceVersion::V2,
                     source,
                     source_port,
                     dest,

@@ -106,6 +106,7 @@ fn links() -> [UdpLink; 2] {
 fn path(ip: &str) -> Path {
     let ip: IpAddr = ip.parse().unwrap();
     Path {
+        version: crate::link::RoceVersion::V2,
         source: ip,
         dest: ip,
         ifindex: 1,
@@ -127,7 +128,7 @@ fn packet(dest_qpn: u32, len: usize, tag: u8) -> Vec<u8> {
 }
 
 fn send(link: &mut UdpLink, path: &Path, dest_qpn: u32, bytes: &[u8]) -> Result<(), TransmitError> {
-    link.packet(path, dest_qpn, bytes.len(), &mut |into| {
+    link.packet(path, Qpns::to(dest_qpn), bytes.len(), &mut |into| {
         into.copy_from_slice(bytes);
         Ok(())
     })
@@ -421,7 +422,7 @@ fn a_fault_takes_nothing() {
         let path = path(V4);
         let fault = Fault { addr: 77 };
         send(&mut a, &path, 1 << 16, &packet(1 << 16, 64, 1)).unwrap();
-        let result = a.packet(&path, 1 << 16, 64, &mut |_| Err(fault));
+        let result = a.packet(&path, Qpns::to(1 << 16), 64, &mut |_| Err(fault));
         assert_eq!(result, Err(TransmitError::Fault(fault)));
         send(&mut a, &path, 1 << 16, &packet(1 << 16, 64, 2)).unwrap();
         a.flush().unwrap();

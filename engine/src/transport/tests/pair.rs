@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
 use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, PdId, Progress, QpInit, SrqId, XrcdId};
-use crate::link::{IcrcCheck, Path, RxPacket, Transmit, TransmitError};
+use crate::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::sim::SimMemory;
 use crate::memory::{Fault, Memory};
 use crate::queue::Cq;
@@ -71,10 +71,11 @@ impl Transmit for Sent {
     fn packet(
         &mut self,
         path: &Path,
-        dest_qpn: u32,
+        qpns: Qpns,
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), TransmitError> {
+        let dest_qpn = qpns.dest;
         if self.room == 0 {
             return Err(TransmitError::Full);
         }
@@ -220,6 +221,7 @@ impl Side {
 
     pub fn path_to(&self, dest: IpAddr) -> Path {
         Path {
+            version: crate::link::RoceVersion::V2,
             source: self.addr,
             dest,
             ifindex: 1,
@@ -388,6 +390,7 @@ impl Side {
 
     pub fn receive_as(&mut self, packet: &Packet, source: IpAddr, icrc: &dyn IcrcCheck) {
         let packet = RxPacket {
+            version: crate::link::RoceVersion::V2,
             source,
             source_port: 0xc000,
             dest: packet.path.dest,

@@ -1,0 +1,1 @@
+//! Keeps the table of next hops of every port true: routes and neighbours, as rtnetlink tells them.

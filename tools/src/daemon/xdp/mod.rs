@@ -1,0 +1,5 @@
+//! Interfaces in XDP mode: the program that steers their packets ([`steering`]), the port behind it, who has a seat, and
+//! the next hops of frames ([`hops`]).
+
+pub mod hops;
+pub mod steering;
