@@ -229,6 +229,125 @@ pub enum Refusal {
         /// User of the daemon.
         daemon_uid: u32,
     },
+    /// XDP mode needs privilege.
+    #[error(
+        "ferroced may not put {netdev} into XDP mode: run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF of the host (a user namespace has none of these)"
+    )]
+    XdpNotPermitted {
+        /// The interface.
+        netdev: String,
+    },
+    /// An interface that is down has no queues.
+    #[error("{netdev} is down: `ip link set {netdev} up`, then add the device")]
+    InterfaceDown {
+        /// The interface.
+        netdev: String,
+    },
+    /// XDP mode is not for this kind of interface.
+    #[error("{netdev} is {what}, which XDP mode does not serve: {instead}")]
+    XdpUnsuitable {
+        /// The interface.
+        netdev: String,
+        /// What it is.
+        what: String,
+        /// What to do.
+        instead: String,
+    },
+    /// No RoCE packet fits the interface.
+    #[error("MTU {mtu} of {netdev} is too small for RoCE: `ip link set {netdev} mtu {least}` or more")]
+    MtuTooSmall {
+        /// The interface.
+        netdev: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// The least that will do.
+        least: u32,
+    },
+    /// Another XDP program has the interface.
+    #[error(
+        "an XDP program{} is on {netdev} already: end its owner, or take it off by `ip link set {netdev} xdp off`; `bpftool net` shows it",
+        .program.map(|id| format!(" (id {id})")).unwrap_or_default()
+    )]
+    XdpInUse {
+        /// The interface.
+        netdev: String,
+        /// Id of the program, if the kernel tells.
+        program: Option<u32>,
+    },
+    /// Other AF_XDP sockets have a queue of the interface.
+    #[error(
+        "another program has AF_XDP sockets on {netdev}: end it (`ss --xdp -p` names it), then add the device"
+    )]
+    XdpQueueInUse {
+        /// The interface.
+        netdev: String,
+    },
+    /// The kernel is too old, or built without.
+    #[error(
+        "this kernel has no {what}: use one with CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL, or add the device by `mode udp`"
+    )]
+    XdpUnsupported {
+        /// What is missing.
+        what: String,
+    },
+    /// Neither the driver nor SKB mode takes the program.
+    #[error("{netdev} takes no XDP program ({reason}): add the device by `mode udp`")]
+    XdpRefused {
+        /// The interface.
+        netdev: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// More queues than the interface has.
+    #[error("{netdev} has {queues} receive queue(s): give `queues` 1 to {queues}, or leave it out for all")]
+    TooManyQueues {
+        /// The interface.
+        netdev: String,
+        /// Queues that can be served.
+        queues: u16,
+    },
+    /// The driver can't do zero-copy.
+    #[error(
+        "the driver of {netdev} can't do zero-copy ({reason}): use `zerocopy auto`, which copies where it must"
+    )]
+    ZerocopyRefused {
+        /// The interface.
+        netdev: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// No memory for the port, or none that may be locked.
+    #[error(
+        "no memory for XDP mode on {netdev}, which would take {mebibytes} MiB ({reason}): give fewer `programs` or `queues`, or raise ferroced's limit of locked memory (`ulimit -l`)"
+    )]
+    XdpNoMemory {
+        /// The interface.
+        netdev: String,
+        /// Memory of the port.
+        mebibytes: u32,
+        /// What failed.
+        reason: String,
+    },
+    /// A number that XDP mode can't have.
+    #[error("`{word} {value}` can't be: give {allowed}")]
+    BadXdpOption {
+        /// The option.
+        word: String,
+        /// What was asked for.
+        value: u32,
+        /// What it may be.
+        allowed: String,
+    },
+    /// Every program's place at a device in XDP mode is taken.
+    #[error(
+        "all {programs} places of device `{name}` are taken: end a program that uses it, or add it again with more `programs`"
+    )]
+    SeatsTaken {
+        /// The device.
+        name: String,
+        /// Places of it.
+        programs: u16,
+    },
 }
 
 /// Errors of the control plane, each one line that says what to do.
@@ -290,9 +409,9 @@ impl ControlError {
             ControlError::Untrusted { .. } | ControlError::Refused(Refusal::NotPermitted { .. }) => {
                 libc::EACCES
             }
-            ControlError::Refused(Refusal::SlotTableFull { .. } | Refusal::TooManyConnections) => {
-                libc::ENOSPC
-            }
+            ControlError::Refused(
+                Refusal::SlotTableFull { .. } | Refusal::TooManyConnections | Refusal::SeatsTaken { .. },
+            ) => libc::ENOSPC,
             ControlError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
             _ => libc::EIO,
         }

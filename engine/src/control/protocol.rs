@@ -8,7 +8,8 @@
 //! **The heirloom** lets the sockets of all slots outlive a daemon: it is a SEQPACKET socket whose
 //! receive queue holds one message with all of them, never taken out. Every process that has a lease
 //! and the daemon's user keeps it open; to the next daemon they show it, and that looks the message
-//! up (MSG_PEEK) and has the same sockets.
+//! up (MSG_PEEK) and has the same sockets. A device in XDP mode has a heirloom of its own, with its program, maps, memory
+//! and sockets; there every process that has a lease keeps both.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -54,8 +55,8 @@ pub enum Request {
         /// Name of the device.
         device: String,
     },
-    /// Go on with a lease of an earlier daemon; answered by [`Reply::Resumed`]. Two descriptors come
-    /// along: the heirloom and the socket of the slot, by which the daemon knows the slot.
+    /// Go on with a lease of an earlier daemon; answered by [`Reply::Resumed`]. Descriptors come along: the heirloom, the
+    /// socket of the slot, by which the daemon knows the slot, and for a device in XDP mode the port's heirloom.
     Resume {
         /// The device as the process knows it.
         device: DeviceInfo,
@@ -150,7 +151,7 @@ pub enum Reply {
         id: u32,
     },
     /// All devices.
-    Links(Vec<DeviceInfo>),
+    Links(Vec<LinkStatus>),
     /// One lease.
     Process(Box<ProcessStatus>),
     /// Ids of RDMA CM of one process; one with many has several of these.
@@ -184,6 +185,24 @@ pub enum Reply {
     },
     /// Not done.
     Refused(Refusal),
+}
+
+/// One device in `ferroce link show`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The device.
+    pub device: DeviceInfo,
+    /// Of a device in XDP mode.
+    pub xdp: Option<XdpStatus>,
+}
+
+/// What goes on at a device in XDP mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XdpStatus {
+    /// Programs that use it.
+    pub programs: u16,
+    /// Packets that the XDP program dropped, by reason.
+    pub drops: Vec<(String, u64)>,
 }
 
 /// What a new connection learns of the daemon.

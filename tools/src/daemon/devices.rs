@@ -326,8 +326,8 @@ mod tests {
             up: true,
             carrier: true,
             lo: name == "lo",
-            noarp: false,
             addresses,
+            ..Interface::default()
         }
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ferroce_engine::control::protocol::{Reply, Request, Welcome};
+use ferroce_engine::control::protocol::{LinkStatus, Reply, Request, Welcome};
 use ferroce_engine::control::{DeviceInfo, Refusal};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::fstat;
@@ -338,10 +338,15 @@ impl Server {
             },
             Request::Report { id: query, report } => return self.take_report(id, query, report),
             Request::Hold => self.hold(id),
-            Request::Links => Reply::Links(self.devices.iter().cloned().collect()),
-            Request::LinkAdd { name, netdev, xdp: _ } => {
-                self.change_devices(id, |devices| devices.add(&name, &netdev))
-            }
+            Request::Links => Reply::Links(self.links()),
+            Request::LinkAdd { xdp: Some(_), .. } => Reply::Refused(Refusal::XdpUnsupported {
+                what: "AF_XDP".to_owned(),
+            }),
+            Request::LinkAdd {
+                name,
+                netdev,
+                xdp: None,
+            } => self.change_devices(id, |devices| devices.add(&name, &netdev)),
             Request::LinkDel { name } => match self.holders(&name).len() {
                 0 => self.change_devices(id, |devices| devices.remove(&name)),
                 leases => Reply::Refused(Refusal::DeviceBusy {
@@ -357,6 +362,14 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.send(&reply);
         }
+    }
+
+    fn links(&self) -> Vec<LinkStatus> {
+        let link = |device: &DeviceInfo| LinkStatus {
+            device: device.clone(),
+            xdp: None,
+        };
+        self.devices.iter().map(link).collect()
     }
 
     /// Changes the devices for the client `id`, if it may.

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, State};
+use netlink_packet_route::link::{
+    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp, State,
+};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tracing::{debug, warn};
@@ -48,6 +50,14 @@ pub struct Interface {
     pub lo: bool,
     /// Neighbours have no link-layer address, or none that must be asked for.
     pub noarp: bool,
+    /// Its packets have Ethernet headers (ARPHRD_ETHER).
+    pub ethernet: bool,
+    /// What kind of virtual interface it is, as `ip link` names it; none of a NIC.
+    pub kind: Option<String>,
+    /// The bond, bridge or the like that it is a port of, by index.
+    pub master: Option<u32>,
+    /// The id of the XDP program on it, or of the first of them.
+    pub xdp_program: Option<u32>,
     /// Its addresses in the kernel's order.
     pub addresses: Vec<Address>,
 }
@@ -184,6 +194,7 @@ fn interface(link: &LinkMessage) -> Interface {
         up: flags.contains(LinkFlags::Up),
         lo: flags.contains(LinkFlags::Loopback),
         noarp: flags.contains(LinkFlags::Noarp),
+        ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         ..Interface::default()
     };
     let mut carrier = flags.contains(LinkFlags::LowerUp);
@@ -195,11 +206,30 @@ fn interface(link: &LinkMessage) -> Interface {
             LinkAttribute::OperState(State::Down | State::LowerLayerDown | State::NotPresent) => {
                 carrier = false
             }
+            LinkAttribute::Controller(index) => interface.master = Some(*index).filter(|index| *index != 0),
+            LinkAttribute::LinkInfo(infos) => interface.kind = kind(infos),
+            LinkAttribute::Xdp(attributes) => interface.xdp_program = xdp_program(attributes),
             _ => {}
         }
     }
     interface.carrier = interface.up && carrier;
     interface
+}
+
+fn kind(infos: &[LinkInfo]) -> Option<String> {
+    infos.iter().find_map(|info| match info {
+        LinkInfo::Kind(kind) => Some(kind.to_string()),
+        _ => None,
+    })
+}
+
+fn xdp_program(attributes: &[LinkXdp]) -> Option<u32> {
+    attributes.iter().find_map(|attribute| match attribute {
+        LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => {
+            Some(*id)
+        }
+        _ => None,
+    })
 }
 
 fn address(message: &AddressMessage) -> Option<Address> {
