@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ferroce_engine::device::{Device, DeviceConfig, Limits, Progress, QpInit};
-use ferroce_engine::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{IcrcCheck, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::process::ProcessMemory;
 use ferroce_engine::queue::Cq;
@@ -118,15 +118,8 @@ impl Side {
     fn connect(&mut self, qpn: u32, addr: IpAddr) {
         use QpAttrMask as M;
         let path = Path {
-            version: ferroce_engine::link::RoceVersion::V2,
-            source: self.addr,
-            dest: addr,
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(self.addr, addr)
         };
         let init = QpAttr {
             state: QpState::Init,
@@ -188,13 +181,14 @@ impl Side {
             for &end in &self.batch.ends {
                 let data = &self.batch.bytes[start..end];
                 let packet = RxPacket {
-                    version: ferroce_engine::link::RoceVersion::V2,
+                    version: RoceVersion::V2,
                     source: self.addr,
                     source_port: 0xc000,
                     dest: peer.addr,
                     ifindex: 0,
                     traffic_class: 0,
                     hop_limit: 64,
+                    flow_label: 0,
                     data,
                     icrc: &Always,
                 };

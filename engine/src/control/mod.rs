@@ -15,6 +15,7 @@ mod session;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ferroce_wire::Gid;
 use serde::{Deserialize, Serialize};
 
 use crate::environment;
@@ -63,17 +64,18 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
+    /// The entry of an interface address. The GID is the same for both versions.
+    pub fn new(version: RoceVersion, addr: IpAddr) -> Self {
+        Self {
+            gid: Gid::from_ip(addr).0,
+            addr,
+            version,
+        }
+    }
+
     /// The RoCE v2 entry of an interface address.
     pub fn roce_v2(addr: IpAddr) -> Self {
-        let gid = match addr {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        Self {
-            gid,
-            addr,
-            version: RoceVersion::V2,
-        }
+        Self::new(RoceVersion::V2, addr)
     }
 }
 
@@ -85,6 +87,13 @@ pub enum LinkMode {
     Udp,
     /// AF_XDP sockets; and UDP sockets for packets to the host itself, and multicast.
     Xdp(XdpInfo),
+}
+
+impl LinkMode {
+    /// Whether the device has GIDs of RoCE v1 too.
+    pub fn has_roce_v1(&self) -> bool {
+        matches!(self, LinkMode::Xdp(_))
+    }
 }
 
 /// An interface in XDP mode.

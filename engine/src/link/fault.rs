@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 
 use super::random::{Prng, Probability};
-use super::{IcrcCheck, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
+use super::{IcrcCheck, Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// How often which fault befalls a packet.
@@ -146,12 +146,14 @@ struct Counts {
 }
 
 struct LateRx {
+    version: RoceVersion,
     source: IpAddr,
     source_port: u16,
     dest: IpAddr,
     ifindex: u32,
     traffic_class: u8,
     hop_limit: u8,
+    flow_label: u32,
     data: Vec<u8>,
     icrc: Verdict,
 }
@@ -174,12 +176,14 @@ impl IcrcCheck for Verdict {
 impl LateRx {
     fn new(packet: &RxPacket<'_>) -> LateRx {
         LateRx {
+            version: packet.version,
             source: packet.source,
             source_port: packet.source_port,
             dest: packet.dest,
             ifindex: packet.ifindex,
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
+            flow_label: packet.flow_label,
             data: packet.data.to_vec(),
             icrc: Verdict(packet.icrc.valid(packet)),
         }
@@ -187,13 +191,14 @@ impl LateRx {
 
     fn packet(&self) -> RxPacket<'_> {
         RxPacket {
-            version: crate::link::RoceVersion::V2,
+            version: self.version,
             source: self.source,
             source_port: self.source_port,
             dest: self.dest,
             ifindex: self.ifindex,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
             data: &self.data,
             icrc: &self.icrc,
         }
@@ -362,15 +367,8 @@ mod tests {
 
     fn path() -> Path {
         Path {
-            version: crate::link::RoceVersion::V2,
-            source: "10.0.0.1".parse().unwrap(),
-            dest: "10.0.0.2".parse().unwrap(),
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 0,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap())
         }
     }
 

@@ -4,16 +4,23 @@
 use std::net::IpAddr;
 
 use ferroce_wire::datagram::{Network, Udp};
+use ferroce_wire::{Gid, Grh};
 
-/// What the IP and UDP headers of a packet say, beyond lengths and checksums.
+use super::RoceVersion;
+
+/// What the IP and UDP headers of a packet, or its GRH, say beyond lengths and checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addressing {
+    pub version: RoceVersion,
     pub source: IpAddr,
     pub dest: IpAddr,
+    /// RoCE v2 only.
     pub source_port: u16,
     /// Traffic class or type of service.
     pub traffic_class: u8,
     pub hop_limit: u8,
+    /// RoCE v1 only: the links over UDP leave that of IPv6 to the kernel.
+    pub flow_label: u32,
     /// IPv4 only.
     pub id: u16,
 }
@@ -26,6 +33,17 @@ impl Addressing {
             checksum: 0,
         };
         Some(match (self.source, self.dest) {
+            (source, dest) if self.version == RoceVersion::V1 && source.is_ipv4() == dest.is_ipv4() => {
+                Network::Grh(Grh {
+                    traffic_class: self.traffic_class,
+                    flow_label: self.flow_label,
+                    payload_len: 0,
+                    next_header: Grh::NEXT_HEADER_IBA,
+                    hop_limit: self.hop_limit,
+                    sgid: Gid::from_ip(source),
+                    dgid: Gid::from_ip(dest),
+                })
+            }
             (IpAddr::V4(src), IpAddr::V4(dst)) => Network::Ipv4 {
                 tos: self.traffic_class,
                 id: self.id,

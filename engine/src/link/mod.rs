@@ -50,13 +50,28 @@ pub struct Path {
     pub traffic_class: u8,
     /// Hop limit or TTL; 0 stands for 64.
     pub hop_limit: u8,
-    /// IPv6 flow label and source of the UDP source port's entropy, 20 bits.
+    /// Flow label (IPv6, GRH) and source of the UDP source port's entropy, 20 bits.
     pub flow_label: u32,
     /// Service level, as the application gave it; not on the wire.
     pub service_level: u8,
 }
 
 impl Path {
+    /// The plain path from one address to another: RoCE v2, hop limit 64, no interface, all else 0.
+    pub const fn between(source: IpAddr, dest: IpAddr) -> Path {
+        Path {
+            version: RoceVersion::V2,
+            source,
+            dest,
+            ifindex: 0,
+            sgid_index: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            service_level: 0,
+        }
+    }
+
     /// The hop limit that packets get: 64 where the application gave none.
     pub fn hop_limit_on_wire(&self) -> u8 {
         if self.hop_limit == 0 { 64 } else { self.hop_limit }
@@ -129,6 +144,8 @@ pub struct RxPacket<'a> {
     pub traffic_class: u8,
     /// Hop limit or TTL as received.
     pub hop_limit: u8,
+    /// Flow label (IPv6, GRH); 0 where the link does not tell.
+    pub flow_label: u32,
     /// BTH to ICRC. Nothing is checked yet, not even a length.
     pub data: &'a [u8],
     /// The link's ICRC check.

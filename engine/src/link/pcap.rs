@@ -1,8 +1,8 @@
 //! Packet capture: writes what a link sends and receives to a pcap file, as whole Ethernet frames.
 //!
 //! A link shows neither Ethernet headers nor, before sending, IPv4 identification and source port. The frames get
-//! nominal ones: addresses made from the IP addresses, id 0, and a port from the flow label or the destination QPN;
-//! their ICRC is right for these. Of received packets the id is recovered from the ICRC; where that fails, the packet
+//! nominal ones: addresses made from the IP addresses or GIDs, id 0, and a port from the flow label or the destination
+//! QPN; their ICRC is right for these. RoCE v1 has its own Ethertype, and its GRH. Of received packets the id is recovered from the ICRC; where that fails, the packet
 //! was damaged, and the frame shows it.
 #![deny(unsafe_code)]
 
@@ -23,7 +23,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
 use super::headers::Addressing;
-use super::{ICRC_LEN, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// Bytes of a file kept in memory until the next flush.
@@ -204,16 +204,18 @@ impl Capture {
     /// Records a received packet.
     fn received(&mut self, packet: &RxPacket<'_>) {
         let mut addressing = Addressing {
+            version: packet.version,
             source: packet.source,
             dest: packet.dest,
             source_port: packet.source_port,
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
+            flow_label: packet.flow_label,
             id: 0,
         };
         if let (Some((covered, icrc)), true) = (
             packet.data.split_last_chunk::<ICRC_LEN>(),
-            packet.source.is_ipv4(),
+            packet.version == RoceVersion::V2 && packet.source.is_ipv4(),
         ) {
             // From the id to the ICRC: 14 bytes of IPv4 header, 8 of UDP.
             let len = covered.len() as u16 + 22;
@@ -231,11 +233,13 @@ impl Capture {
             path.flow_label
         };
         let addressing = Addressing {
+            version: path.version,
             source: path.source,
             dest: path.dest,
             source_port: udp_port::source_port(entropy),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit_on_wire(),
+            flow_label: path.flow_label,
             id: 0,
         };
         let icrc = addressing.icrc(packet).unwrap_or_default();
@@ -366,15 +370,9 @@ mod tests {
         let mut a = PcapTap::new(a, Box::new(files[0].clone()), clock()).unwrap();
         let mut b = PcapTap::new(b, Box::new(files[1].clone()), clock()).unwrap();
         let path = Path {
-            version: crate::link::RoceVersion::V2,
-            source,
-            dest,
             ifindex: 1,
-            sgid_index: 0,
             traffic_class: 2,
-            hop_limit: 0,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(source, dest)
         };
         for n in 0..10 {
             let bth = Bth::new(Opcode::RcSendOnly, 0x02_0000, Psn::new(n));
@@ -402,15 +400,8 @@ mod tests {
         let network = SimNetwork::new(1);
         let source = "10.0.0.1".parse().unwrap();
         let path = Path {
-            version: crate::link::RoceVersion::V2,
-            source,
-            dest: source,
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 0,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(source, source)
         };
         let tap = |qpn| PcapTap::create(network.attach(NodeConfig::new(source, qpn)), name).unwrap();
         let send = |tap: &mut PcapTap<_>, psn| {

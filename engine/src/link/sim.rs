@@ -1,7 +1,7 @@
 //! A simulated network in virtual time: delay, loss, duplication, reordering, damage, bursts, blackouts, full queues.
 //!
-//! Everything follows from the seed and the calls made. Packets carry a real ICRC over the IP and UDP headers that
-//! they would have, so that damage is found, or not, as on a real network.
+//! Everything follows from the seed and the calls made. Packets carry a real ICRC over the IP and UDP headers, or the
+//! GRH, that they would have, so that damage is found, or not, as on a real network.
 #![deny(unsafe_code)]
 
 use std::cmp::Ordering;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::fault::{FaultRates, damage};
 use super::headers::Addressing;
 use super::random::{Prng, Probability};
-use super::{ICRC_LEN, IcrcCheck, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, IcrcCheck, Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 use crate::time::Time;
 
@@ -497,11 +497,16 @@ impl Transmit for SimLink {
         let (covered, icrc) = data.split_at_mut(len);
         fill(covered).map_err(TransmitError::Fault)?;
         let addressing = Addressing {
+            version: path.version,
             source: path.source,
             dest: path.dest,
-            source_port: 0xc000 | (dest_qpn as u16 & 0x3fff),
+            source_port: match path.version {
+                RoceVersion::V1 => 0,
+                RoceVersion::V2 => 0xc000 | (dest_qpn as u16 & 0x3fff),
+            },
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit_on_wire(),
+            flow_label: path.flow_label,
             id,
         };
         // Addresses of two families never meet a node: such a packet ends as one without a route.
@@ -538,22 +543,25 @@ impl Link for SimLink {
         let count = self.batch.len();
         for frame in self.batch.drain(..) {
             let Addressing {
+                version,
                 source,
                 dest,
                 source_port,
                 traffic_class,
                 hop_limit,
+                flow_label,
                 ..
             } = frame.addressing;
             let (data, icrc) = (&frame.data, &frame);
             sink(&RxPacket {
-                version: crate::link::RoceVersion::V2,
+                version,
                 source,
                 source_port,
                 dest,
                 ifindex: 0,
                 traffic_class,
                 hop_limit,
+                flow_label,
                 data,
                 icrc,
             });

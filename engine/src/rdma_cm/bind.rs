@@ -7,6 +7,7 @@ use super::id::{Bound, Kept, State};
 use super::ports::{EPHEMERAL, FIRST_UNPRIVILEGED};
 use super::{Address, Errno, Handle, PortSpace, RdmaCm};
 use crate::control::DeviceInfo;
+use crate::link::RoceVersion;
 
 impl RdmaCm {
     /// BIND.
@@ -218,11 +219,11 @@ impl RdmaCm {
     }
 }
 
-/// The index of the device's GID of an address.
+/// The index of the device's GID of an address: that of RoCE v2, as there are no connections over v1.
 pub(super) fn gid_index(device: &DeviceInfo, ip: IpAddr) -> Option<u8> {
     let index = device
         .gids
         .iter()
-        .position(|entry| entry.is_some_and(|entry| entry.addr == ip))?;
+        .position(|entry| entry.is_some_and(|entry| entry.version == RoceVersion::V2 && entry.addr == ip))?;
     u8::try_from(index).ok()
 }

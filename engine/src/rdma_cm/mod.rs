@@ -367,15 +367,12 @@ impl RdmaCm {
         Some(Way {
             device: device.name.clone(),
             path: Path {
-                version: crate::link::RoceVersion::V2,
-                source: arrival.dest,
-                dest: arrival.source,
                 ifindex: arrival.ifindex,
                 sgid_index: bind::gid_index(device, arrival.dest)?,
                 traffic_class: arrival.traffic_class,
                 hop_limit: resolve::HOP_LIMIT,
                 flow_label: arrival.flow_label,
-                service_level: 0,
+                ..Path::between(arrival.dest, arrival.source)
             },
         })
     }

@@ -301,15 +301,13 @@ impl RdmaCm {
         Ok(Way {
             device: device.name.clone(),
             path: Path {
-                version: crate::link::RoceVersion::V2,
-                source,
-                dest,
                 ifindex: device.ifindex,
                 sgid_index,
                 traffic_class: path.traffic_class,
                 hop_limit: path.hop_limit,
                 flow_label: path.flow_label & FLOW_LABEL_MASK,
                 service_level: path.sl & 0xf,
+                ..Path::between(source, dest)
             },
         })
     }

@@ -22,10 +22,10 @@ use ferroce_wire::gid::Gid;
 use ferroce_wire::mtu::PathMtu;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
+use crate::control::{ControlError, DeviceInfo, GidEntry, Lease, QpReport, Report};
 use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
 use crate::link::udp::{self, UdpLink};
-use crate::link::{Link, Path, wrap};
+use crate::link::{Link, Path, RoceVersion, wrap};
 use crate::memory::Memory;
 use crate::memory::device::DeviceMemory;
 use crate::memory::process::ProcessMemory;
@@ -214,10 +214,10 @@ impl Engine {
         }
     }
 
-    /// Resolves an address vector: the local GID gives the source, `dgid` the destination address.
+    /// Resolves an address vector: the local GID gives the RoCE version and the source, `dgid` the destination address.
     ///
     /// `Invalid` if the GID index holds nothing or is of the other IP version (but packets to a multicast group can
-    /// leave from any GID that is of its version), or the destination is no address; `Gone`.
+    /// leave from any GID that is of its version), or the destination is no address; or a group over RoCE v1. `Gone`.
     pub fn resolve(
         &self,
         sgid_index: u8,
@@ -232,8 +232,15 @@ impl Engine {
         }
         let info = self.info();
         let entry = info.gids.get(usize::from(sgid_index)).and_then(Option::as_ref);
-        let mut source = entry.ok_or(VerbsError::Invalid)?.addr;
+        let GidEntry {
+            addr: mut source,
+            version,
+            ..
+        } = *entry.ok_or(VerbsError::Invalid)?;
         let group = Gid(dgid).multicast_group();
+        if version == RoceVersion::V1 && group.is_some() {
+            return Err(VerbsError::Invalid);
+        }
         let dest = group.unwrap_or_else(|| Gid(dgid).to_ip());
         if source.is_ipv4() != dest.is_ipv4() && group.is_some() {
             source = multicast::source(&info, dest).ok_or(VerbsError::Invalid)?;
@@ -242,7 +249,7 @@ impl Engine {
             return Err(VerbsError::Invalid);
         }
         Ok(Path {
-            version: crate::link::RoceVersion::V2,
+            version,
             source,
             dest,
             ifindex: info.ifindex,

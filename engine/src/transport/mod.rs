@@ -75,6 +75,7 @@ impl Qp {
             let ours = roce.deth().is_some_and(|deth| deth.qkey == self.attr.qkey);
             (ours, &mut counters.drop_qkey)
         } else if let Some(path) = self.attr.path {
+            // By the GIDs, as on hardware: RoCE v1 and v2 of an address have the same one, and a packet may come by either.
             let ours = packet.source == path.dest && packet.dest == path.source;
             (ours, &mut counters.drop_source)
         } else {

@@ -6,23 +6,16 @@ use ferroce_wire::grh::GrhIpv4;
 use ferroce_wire::{Gid, Grh, GrhArea, RocePacket};
 
 use super::receive::Refusal;
-use crate::link::{Path, RxPacket};
+use crate::link::{Path, RoceVersion, RxPacket};
 use crate::qp::{Qp, Shared};
 use crate::verbs::{UdDest, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// What stands in the place of a destination before one is posted.
 pub(crate) const NOWHERE: UdDest = UdDest {
-    path: Path {
-        version: crate::link::RoceVersion::V2,
-        source: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        dest: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        ifindex: 0,
-        sgid_index: 0,
-        traffic_class: 0,
-        hop_limit: 0,
-        flow_label: 0,
-        service_level: 0,
-    },
+    path: Path::between(
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    ),
     qpn: 0,
     qkey: 0,
 };
@@ -58,7 +51,7 @@ impl Qp {
                     opcode: WcOpcode::Recv,
                     src_qp: deth.src_qpn,
                     flags: WcFlags::GRH,
-                    service_level: packet_type(&header),
+                    service_level: packet_type(packet.version, &header),
                     ..Wc::default()
                 };
                 self.complete_recv(shared, roce, wc);
@@ -77,17 +70,22 @@ impl Qp {
 }
 
 /// The kind of packet, which hardware tells in the completion's service level, as RoCE has none: bit 3, UDP; bits 2..0,
-/// the network header, 1 IPv6 or 2 IPv4. UCX knows only by that what the first 40 bytes hold.
-fn packet_type(header: &GrhArea) -> u8 {
-    match header {
-        GrhArea::V6(_) => 0b1001,
-        GrhArea::V4(_) => 0b1010,
+/// the network header, 0 GRH, 1 IPv6 or 2 IPv4. UCX knows only by that what the first 40 bytes hold.
+fn packet_type(version: RoceVersion, header: &GrhArea) -> u8 {
+    match (version, header) {
+        (RoceVersion::V1, _) => 0b0000,
+        (RoceVersion::V2, GrhArea::V6(_)) => 0b1001,
+        (RoceVersion::V2, GrhArea::V4(_)) => 0b1010,
     }
 }
 
-/// The network header that a packet came with, as far as the link tells: IPv4 identification and IPv6 flow label are
-/// given as 0.
+/// The network header that a packet came with, as far as the link tells: IPv4 identification is given as 0.
+///
+/// By its next header libibverbs finds the GID that an answer leaves from, of the type by which the packet came.
 fn network_header(packet: &RxPacket<'_>) -> GrhArea {
+    if packet.version == RoceVersion::V1 {
+        return GrhArea::V6(grh(packet, packet.data.len(), Grh::NEXT_HEADER_IBA));
+    }
     let datagram = UDP_LEN + packet.data.len();
     if let (IpAddr::V4(src), IpAddr::V4(dst)) = (packet.source, packet.dest) {
         return GrhArea::V4(GrhIpv4 {
@@ -100,13 +98,18 @@ fn network_header(packet: &RxPacket<'_>) -> GrhArea {
             dst,
         });
     }
-    GrhArea::V6(Grh {
+    GrhArea::V6(grh(packet, datagram, UDP))
+}
+
+/// The GRH of a packet, which is its IPv6 header if it has one; `len` bytes follow.
+fn grh(packet: &RxPacket<'_>, len: usize, next_header: u8) -> Grh {
+    Grh {
         traffic_class: packet.traffic_class,
-        flow_label: 0,
-        payload_len: datagram as u16,
-        next_header: UDP,
+        flow_label: packet.flow_label,
+        payload_len: len as u16,
+        next_header,
         hop_limit: packet.hop_limit,
         sgid: Gid::from(packet.source),
         dgid: Gid::from(packet.dest),
-    })
+    }
 }

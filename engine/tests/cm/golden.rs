@@ -224,15 +224,9 @@ fn way(source: Gid, dest: Gid) -> Way {
     Way {
         device: "fer0".to_string(),
         path: Path {
-            version: ferroce_engine::link::RoceVersion::V2,
-            source: source.to_ip(),
-            dest: dest.to_ip(),
             ifindex: 2,
             sgid_index: 1,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(source.to_ip(), dest.to_ip())
         },
     }
 }

@@ -268,15 +268,9 @@ impl World<'_> {
         Way {
             device: "fer0".to_string(),
             path: Path {
-                version: ferroce_engine::link::RoceVersion::V2,
-                source: self.hosts[from].address,
-                dest: self.hosts[1 - from].address,
                 ifindex: 2,
                 sgid_index: 1,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                service_level: 0,
+                ..Path::between(self.hosts[from].address, self.hosts[1 - from].address)
             },
         }
     }

@@ -85,15 +85,12 @@ fn way() -> Way {
     Way {
         device: "fer0".to_string(),
         path: Path {
-            version: ferroce_engine::link::RoceVersion::V2,
-            source: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
-            dest: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
             ifindex: 2,
             sgid_index: 1,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(
+                IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+                IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
+            )
         },
     }
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::path::{Path as FilePath, PathBuf};
 
-use ferroce_engine::link::{IcrcCheck, RxPacket};
+use ferroce_engine::link::{IcrcCheck, RoceVersion, RxPacket};
 use ferroce_wire::frame::Frame;
 use ferroce_wire::{Headers, Kind, Network, ParseError, RocePacket};
 use pcap_file::pcap::PcapReader;
@@ -121,13 +121,14 @@ impl Captured {
             Network::Grh(grh) => (grh.traffic_class, grh.hop_limit),
         };
         RxPacket {
-            version: ferroce_engine::link::RoceVersion::V2,
+            version: RoceVersion::V2,
             source: self.source,
             source_port: self.network.udp().unwrap().src_port,
             dest: self.dest,
             ifindex: 0,
             traffic_class,
             hop_limit,
+            flow_label: 0,
             data,
             icrc: &Checked,
         }

@@ -37,15 +37,8 @@ impl Peer {
             (captured.source, captured.dest)
         };
         let path = Path {
-            version: ferroce_engine::link::RoceVersion::V2,
-            source,
-            dest,
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(source, dest)
         };
         Peer { path, qpn }
     }

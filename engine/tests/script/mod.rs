@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroce_engine::device::{
     Acks, Device, DeviceConfig, Limits, MrChange, MwId, PdId, Progress, QpInit, SrqId, XrcdId,
 };
-use ferroce_engine::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{IcrcCheck, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use ferroce_engine::memory::Fault;
 use ferroce_engine::memory::sim::SimMemory;
 use ferroce_engine::queue::Cq;
@@ -279,15 +279,8 @@ impl World {
 
     fn path() -> Path {
         Path {
-            version: ferroce_engine::link::RoceVersion::V2,
-            source: HERE,
-            dest: HERE,
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 0,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(HERE, HERE)
         }
     }
 
@@ -645,13 +638,14 @@ impl World {
         self.device.receive(
             self.now,
             &RxPacket {
-                version: ferroce_engine::link::RoceVersion::V2,
+                version: RoceVersion::V2,
                 source,
                 source_port: 0xc000,
                 dest: if to_group { GROUP } else { HERE },
                 ifindex: 0,
                 traffic_class: 0,
                 hop_limit: 64,
+                flow_label: 0,
                 data,
                 icrc: &Verdict(valid),
             },

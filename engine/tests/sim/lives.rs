@@ -304,15 +304,8 @@ impl<'a> World<'a> {
                 rq_psn: life.psn[1 - side],
                 sq_psn: life.psn[side],
                 path: Some(Path {
-                    version: ferroce_engine::link::RoceVersion::V2,
-                    source: address(side),
-                    dest: address(1 - side),
                     ifindex: 1,
-                    sgid_index: 0,
-                    traffic_class: 0,
-                    hop_limit: 64,
-                    flow_label: 0,
-                    service_level: 0,
+                    ..Path::between(address(side), address(1 - side))
                 }),
                 max_rd_atomic: 4,
                 max_dest_rd_atomic: 4,

@@ -129,15 +129,8 @@ pub fn address(program: &Program, side: usize) -> IpAddr {
 /// The path from a node to the other.
 fn path(program: &Program, side: usize) -> Path {
     Path {
-        version: ferroce_engine::link::RoceVersion::V2,
-        source: address(program, side),
-        dest: address(program, 1 - side),
         ifindex: 1,
-        sgid_index: 0,
-        traffic_class: 0,
-        hop_limit: 64,
-        flow_label: 0,
-        service_level: 0,
+        ..Path::between(address(program, side), address(program, 1 - side))
     }
 }
 

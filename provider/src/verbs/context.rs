@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use ferroce_engine::control::{DeviceInfo, GID_TABLE_LEN};
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::runtime::{Engine, Guest, SubscriptionId};
 
 use super::event_pipe::EventPipe;
@@ -22,8 +23,13 @@ use crate::report::say;
 
 /// The number of the only port.
 pub const PORT: u32 = 1;
-/// `IBV_GID_TYPE_ROCE_V2`.
-const GID_TYPE_ROCE_V2: u32 = 2;
+/// `enum ibv_gid_type`.
+fn gid_type(version: RoceVersion) -> u32 {
+    match version {
+        RoceVersion::V1 => 1,
+        RoceVersion::V2 => 2,
+    }
+}
 
 /// Where asynchronous events go.
 pub type AsyncPipe = EventPipe<{ size_of::<AsyncRecord>() / 8 }>;
@@ -177,7 +183,7 @@ impl Commands for Context {
             gid: entry.gid,
             gid_index: index as u32,
             port_num: PORT,
-            gid_type: GID_TYPE_ROCE_V2,
+            gid_type: gid_type(entry.version),
             ndev_ifindex: info.ifindex,
         })
         .collect()

@@ -123,15 +123,8 @@ fn run(sender: &Side, receiver: &Side, size: usize) -> Result<(), Box<dyn Error>
             let memory = ProcessMemory::new().map_err(|error| error.to_string())?;
             let source = vec![7u8; MEMORY];
             let path = Path {
-                version: ferroce_engine::link::RoceVersion::V2,
-                source: sender.ip,
-                dest: receiver.ip,
                 ifindex: 1,
-                sgid_index: 0,
-                traffic_class: 0,
-                hop_limit: 0,
-                flow_label: 0,
-                service_level: 0,
+                ..Path::between(sender.ip, receiver.ip)
             };
             let window = u64::from(link.window(size + OVERHEAD)) / (size + OVERHEAD) as u64;
             let (mut sent, mut at, start, mut busy) = (0u64, 0u64, Instant::now(), Duration::ZERO);

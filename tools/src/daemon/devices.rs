@@ -133,7 +133,7 @@ impl Devices {
             && !device.restored
         {
             device.restored = true;
-            device.gids = GidTable::restored(&earlier.gids, &interface.addresses);
+            device.gids = GidTable::restored(&earlier.gids, &interface.addresses, device.info.mode);
             let before = device.info.clone();
             describe(&mut device.info, &interface, &device.gids);
             if device.info != before {
@@ -206,7 +206,8 @@ impl Devices {
 
     fn insert(&mut self, name: String, ifindex: u32, by_user: bool) -> DeviceInfo {
         let interface = self.interfaces.get(&ifindex).cloned().unwrap_or_default();
-        let gids = GidTable::new(&interface.addresses);
+        let mode = LinkMode::Udp;
+        let gids = GidTable::new(&interface.addresses, mode);
         let mut info = DeviceInfo {
             name: name.clone(),
             netdev: String::new(),
@@ -218,7 +219,7 @@ impl Devices {
             speed: 0,
             up: false,
             lo: interface.lo,
-            mode: LinkMode::Udp,
+            mode,
             gids: Vec::new(),
         };
         describe(&mut info, &interface, &gids);

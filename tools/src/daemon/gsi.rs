@@ -10,9 +10,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ferroce_engine::control::{DAEMON_SLOT, DeviceInfo};
+use ferroce_engine::control::{DAEMON_SLOT, DeviceInfo, GidEntry};
 use ferroce_engine::link::udp::UdpLink;
-use ferroce_engine::link::{Link, Path, Qpns, RxPacket, Transmit, TransmitError};
+use ferroce_engine::link::{Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use ferroce_engine::rdma_cm::Arrival;
 use ferroce_engine::time::Time;
 use ferroce_wire::mad::{GSI_QKEY, GSI_QPN, MAD_LEN};
@@ -236,7 +236,8 @@ impl Addresses {
     fn of(devices: &[DeviceInfo]) -> Self {
         let mut all: HashMap<IpAddr, Vec<Owner>> = HashMap::new();
         for info in devices {
-            for gid in info.gids.iter().flatten() {
+            let connectable = |gid: &&GidEntry| gid.version == RoceVersion::V2;
+            for gid in info.gids.iter().flatten().filter(connectable) {
                 all.entry(gid.addr).or_default().push(Owner {
                     device: info.name.clone(),
                     ifindex: info.ifindex,
@@ -402,13 +403,14 @@ mod tests {
         icrc: bool,
     ) -> Result<String, Drop> {
         let packet = RxPacket {
-            version: ferroce_engine::link::RoceVersion::V2,
+            version: RoceVersion::V2,
             source: "10.0.0.9".parse().unwrap(),
             source_port: 50_000,
             dest: dest.parse().unwrap(),
             ifindex,
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             data,
             icrc: &Verdict(icrc),
         };

@@ -35,15 +35,10 @@ impl End {
         Way {
             device: "fer0".to_string(),
             path: Path {
-                version: crate::link::RoceVersion::V2,
-                source: self.address,
-                dest: other,
                 ifindex: 2,
                 sgid_index: 1,
-                traffic_class: 0,
-                hop_limit: 64,
                 flow_label: 0x12345,
-                service_level: 0,
+                ..Path::between(self.address, other)
             },
         }
     }

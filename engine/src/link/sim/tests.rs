@@ -7,15 +7,8 @@ const QPN: u32 = 0x02_0007;
 
 fn path(source: IpAddr, dest: IpAddr) -> Path {
     Path {
-        version: crate::link::RoceVersion::V2,
-        source,
-        dest,
         ifindex: 1,
-        sgid_index: 0,
-        traffic_class: 0,
-        hop_limit: 0,
-        flow_label: 0,
-        service_level: 0,
+        ..Path::between(source, dest)
     }
 }
 

@@ -15,7 +15,7 @@ use super::membership::Memberships;
 use super::socket::{self, Address};
 use super::tunnel;
 use crate::link::headers::Addressing;
-use crate::link::{ICRC_LEN, IcrcCheck, RxPacket};
+use crate::link::{ICRC_LEN, IcrcCheck, RoceVersion, RxPacket};
 
 /// Datagrams taken by one system call at most.
 const BATCH: usize = 16;
@@ -172,13 +172,14 @@ impl Receiver {
             let segment = ancillary.segment.unwrap_or(data.len()).max(1);
             for (index, data) in data.chunks(segment).enumerate() {
                 let mut packet = RxPacket {
-                    version: crate::link::RoceVersion::V2,
+                    version: RoceVersion::V2,
                     source,
                     source_port,
                     dest,
                     ifindex: ancillary.ifindex,
                     traffic_class: ancillary.traffic_class,
                     hop_limit: ancillary.hop_limit,
+                    flow_label: 0,
                     data,
                     icrc: &Segment {
                         index: index as u16,
@@ -262,11 +263,13 @@ impl IcrcCheck for Segment<'_> {
         };
         let received = u32::from_le_bytes(*received);
         let addressing = Addressing {
+            version: RoceVersion::V2,
             source: packet.source,
             dest: packet.dest,
             source_port: packet.source_port,
             traffic_class: 0,
             hop_limit: 0,
+            flow_label: 0,
             id: self.index,
         };
         let Some(computed) = addressing.icrc(covered) else {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ferroce_wire::Bth;
 
 use super::*;
+use crate::link::RoceVersion;
 use crate::link::headers::Addressing;
 
 const V4: &str = "127.0.0.1";
@@ -106,15 +107,8 @@ fn links() -> [UdpLink; 2] {
 fn path(ip: &str) -> Path {
     let ip: IpAddr = ip.parse().unwrap();
     Path {
-        version: crate::link::RoceVersion::V2,
-        source: ip,
-        dest: ip,
         ifindex: 1,
-        sgid_index: 0,
-        traffic_class: 0,
-        hop_limit: 0,
-        flow_label: 0,
-        service_level: 0,
+        ..Path::between(ip, ip)
     }
 }
 
@@ -299,11 +293,13 @@ fn traffic_class_and_hop_limit_arrive() {
 fn send_foreign(socket: &OwnedFd, port: u16, id: u16, bytes: &mut Vec<u8>) {
     let ip: IpAddr = V4.parse().unwrap();
     let addressing = Addressing {
+        version: RoceVersion::V2,
         source: ip,
         dest: ip,
         source_port: port,
         traffic_class: 0,
         hop_limit: 0,
+        flow_label: 0,
         id,
     };
     bytes.extend(addressing.icrc(bytes).unwrap().to_le_bytes());
@@ -361,11 +357,13 @@ fn damage_is_seen() {
             let mut bytes = whole.clone();
             let ip: IpAddr = V4.parse().unwrap();
             let addressing = Addressing {
+                version: RoceVersion::V2,
                 source: ip,
                 dest: ip,
                 source_port: 0xd000,
                 traffic_class: 0,
                 hop_limit: 0,
+                flow_label: 0,
                 id: 0,
             };
             bytes.extend(addressing.icrc(&bytes).unwrap().to_le_bytes());

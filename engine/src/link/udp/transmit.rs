@@ -15,7 +15,7 @@ use super::receive::coarse_now;
 use super::socket;
 use super::tunnel;
 use crate::link::headers::Addressing;
-use crate::link::{ICRC_LEN, Path, TransmitError};
+use crate::link::{ICRC_LEN, Path, RoceVersion, TransmitError};
 use crate::memory::Fault;
 
 /// Bytes of packets gathered before they must be sent.
@@ -431,11 +431,13 @@ impl Message {
 /// Writes the ICRC to the end of a packet.
 fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
     let addressing = Addressing {
+        version: RoceVersion::V2,
         source: flow.source,
         dest: flow.dest,
         source_port: flow.port,
         traffic_class: 0,
         hop_limit: 0,
+        flow_label: 0,
         id,
     };
     if let Some((covered, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() {

@@ -52,6 +52,7 @@ pub(super) fn leave<'a>(outer: &RxPacket<'a>) -> Option<RxPacket<'a>> {
         dest,
         traffic_class: grh.traffic_class,
         hop_limit: grh.hop_limit,
+        flow_label: grh.flow_label,
         data: outer.data.get(FRONT..)?,
         ..*outer
     })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
 use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, PdId, Progress, QpInit, SrqId, XrcdId};
-use crate::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
+use crate::link::{IcrcCheck, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::sim::SimMemory;
 use crate::memory::{Fault, Memory};
 use crate::queue::Cq;
@@ -221,15 +221,8 @@ impl Side {
 
     pub fn path_to(&self, dest: IpAddr) -> Path {
         Path {
-            version: crate::link::RoceVersion::V2,
-            source: self.addr,
-            dest,
             ifindex: 1,
-            sgid_index: 0,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            service_level: 0,
+            ..Path::between(self.addr, dest)
         }
     }
 
@@ -390,13 +383,14 @@ impl Side {
 
     pub fn receive_as(&mut self, packet: &Packet, source: IpAddr, icrc: &dyn IcrcCheck) {
         let packet = RxPacket {
-            version: crate::link::RoceVersion::V2,
+            version: RoceVersion::V2,
             source,
             source_port: 0xc000,
             dest: packet.path.dest,
             ifindex: packet.path.ifindex,
             traffic_class: packet.path.traffic_class,
             hop_limit: packet.path.hop_limit,
+            flow_label: 0,
             data: &packet.bytes,
             icrc,
         };
