@@ -1,1 +1,1 @@
-//! Placeholder of the room tests.
+//! Programs for the tests and benches, in `src/bin`.
