@@ -21,7 +21,7 @@ mod slots;
 mod sockets;
 pub(crate) mod sys;
 mod tree;
-mod xdp;
+pub mod xdp;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,27 @@
 //! The XDP program of an interface and its maps: which packets go to which seat, which are dropped, which the kernel gets.
+//!
+//! Nothing is pinned: program and maps live as long as somebody has a descriptor of the link, and the kernel detaches the
+//! program with the last of them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tracing::{debug, info};
+
+use super::bpf::program::{self, MapFds};
+use super::bpf::sys::{self, LoadError, Map, MapKind, Shape};
+
+/// The program's name, as bpftool shows it.
+const PROGRAM: &str = "ferroce";
+/// Addresses that a device can have.
+const ADDRESSES: u32 = 1024;
+/// More queues than are ever served.
+const MAX_QUEUES: u32 = u16::MAX as u32;
+/// Values of the map of addresses: there is nothing to say of one.
+const PRESENT: [u8; 4] = [0; 4];
 
 /// How the program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,56 +46,266 @@ pub enum SlotUse {
 /// Packets that the program dropped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// For a slot that nobody has.
+    /// For a slot that nobody has, or RoCE v1 for one that receives by UDP.
     pub unowned: u64,
     /// Too short for a RoCE packet, or of lengths that disagree.
     pub length: u64,
-    /// For a seat that has no socket on the queue by which they came, or whose ring was full.
+    /// For a seat that has no socket on the queue by which they came. What finds a ring full, the kernel counts at the
+    /// socket (`XDP_STATISTICS`).
     pub no_socket: u64,
 }
 
 /// The program on an interface, and its maps.
-pub struct Steering {}
+#[derive(Debug)]
+pub struct Steering {
+    link: OwnedFd,
+    program: OwnedFd,
+    sockets: Map,
+    slots: Map,
+    addresses: Map,
+    drops: Map,
+}
 
 impl Steering {
-    /// Loads the program and attaches it. It passes everything on until it is told of slots and addresses.
+    /// Number of [`Steering::fds`].
+    pub const FDS: usize = 6;
+
+    /// Loads the program and attaches it. It passes everything on until it is told of slots and addresses; packets for
+    /// slot 0 are the kernel's.
     ///
     /// # Errors
-    /// EPERM without privilege; EBUSY or EEXIST where another program is attached; EOPNOTSUPP where this kind of attachment can't be had.
-    pub fn attach(_ifindex: u32, _queues: u16, _attach: Attach) -> io::Result<Self> {
-        todo!()
+    /// EPERM without privilege; EBUSY or EEXIST where another program is attached; EINVAL without such an interface, or
+    /// before Linux 5.9; EOPNOTSUPP where this kind of attachment can't be had. Drivers say other things too: ERANGE for
+    /// an MTU that is too large, ENOSPC for too few queues.
+    pub fn attach(ifindex: u32, queues: u16, attach: Attach) -> io::Result<Self> {
+        raise_memory_limit();
+        let (sockets, slots, addresses, drops) = (
+            Map::create(
+                "ferroce_sockets",
+                sockets_shape(u32::from(queues) * program::SLOTS),
+            )?,
+            Map::create("ferroce_slots", SLOTS)?,
+            Map::create("ferroce_address", OWN_ADDRESSES)?,
+            Map::create("ferroce_drops", DROPS)?,
+        );
+        let fds = MapFds {
+            sockets: sockets.as_fd().as_raw_fd(),
+            slots: slots.as_fd().as_raw_fd(),
+            addresses: addresses.as_fd().as_raw_fd(),
+            drops: drops.as_fd().as_raw_fd(),
+        };
+        let program = load(&fds, queues)?;
+        slots.set(&0u32.to_ne_bytes(), &program::KERNEL.to_ne_bytes())?;
+        let mode = match attach {
+            Attach::Driver => sys::XDP_FLAGS_DRV_MODE,
+            Attach::Generic => sys::XDP_FLAGS_SKB_MODE,
+        };
+        let link = sys::attach(program.as_fd(), ifindex, mode)?;
+        Ok(Self {
+            link,
+            program,
+            sockets,
+            slots,
+            addresses,
+            drops,
+        })
     }
 
     /// Goes on with that of an earlier daemon: descriptors in the order of [`Steering::fds`].
-    pub fn inherit(_fds: Vec<OwnedFd>) -> io::Result<Self> {
-        todo!()
+    ///
+    /// # Errors
+    /// EINVAL if they are not those of a program of ours with its maps.
+    pub fn inherit(fds: Vec<OwnedFd>) -> io::Result<Self> {
+        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+        let fds: [OwnedFd; Self::FDS] = fds.try_into().map_err(|_| wrong())?;
+        let [link, program, sockets, slots, addresses, drops] = fds;
+        let attached = sys::link_info(link.as_fd())?;
+        let loaded = sys::program_info(program.as_fd())?;
+        if attached.kind != sys::LINK_TYPE_XDP
+            || attached.program != loaded.id
+            || loaded.kind != sys::PROG_TYPE_XDP
+            || loaded.name != PROGRAM
+        {
+            return Err(wrong());
+        }
+        let steering = Self {
+            sockets: Map::adopt_any(sockets, sockets_shape)?,
+            slots: Map::adopt(slots, SLOTS)?,
+            addresses: Map::adopt(addresses, OWN_ADDRESSES)?,
+            drops: Map::adopt(drops, DROPS)?,
+            link,
+            program,
+        };
+        let maps = [
+            &steering.sockets,
+            &steering.slots,
+            &steering.addresses,
+            &steering.drops,
+        ];
+        let entries = steering.sockets.entries();
+        let queues_fit = entries.is_multiple_of(program::SLOTS) && entries / program::SLOTS <= MAX_QUEUES;
+        if !queues_fit || maps.iter().any(|map| !loaded.maps.contains(&map.id())) {
+            return Err(wrong());
+        }
+        Ok(steering)
     }
 
     /// What a successor needs.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        todo!()
+        vec![
+            self.link.as_fd(),
+            self.program.as_fd(),
+            self.sockets.as_fd(),
+            self.slots.as_fd(),
+            self.addresses.as_fd(),
+            self.drops.as_fd(),
+        ]
     }
 
-    /// Number of [`Steering::fds`].
-    pub const FDS: usize = 5;
+    /// The interface; `None` if it is gone, or somebody has detached the program.
+    pub fn ifindex(&self) -> io::Result<Option<u32>> {
+        let ifindex = sys::link_info(self.link.as_fd())?.ifindex;
+        Ok((ifindex != 0).then_some(ifindex))
+    }
+
+    /// Queues that are served; packets for seats that come by others are the kernel's.
+    pub fn queues(&self) -> u16 {
+        (self.sockets.entries() / program::SLOTS) as u16
+    }
 
     /// Says what becomes of packets for a slot.
-    pub fn set_slot(&self, _slot: u8, _used: SlotUse) -> io::Result<()> {
-        todo!()
+    pub fn set_slot(&self, slot: u8, used: SlotUse) -> io::Result<()> {
+        let value = match used {
+            SlotUse::Nobody => program::NOBODY,
+            SlotUse::Kernel => program::KERNEL,
+            SlotUse::Seat => program::SEAT,
+        };
+        self.slots
+            .set(&u32::from(slot).to_ne_bytes(), &value.to_ne_bytes())
     }
 
     /// Sets the socket that gets packets for a slot that come by a queue, or none.
-    pub fn set_socket(&self, _queue: u16, _slot: u8, _socket: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// EINVAL for a queue that is not served; EOPNOTSUPP if it is no AF_XDP socket.
+    pub fn set_socket(&self, queue: u16, slot: u8, socket: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if queue >= self.queues() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let key = (u32::from(queue) * program::SLOTS + u32::from(slot)).to_ne_bytes();
+        match socket {
+            Some(socket) => self.sockets.set(&key, &socket.as_raw_fd().to_ne_bytes()),
+            None => self.sockets.remove(&key),
+        }
     }
 
-    /// Sets the addresses of the device: packets to others are the kernel's.
-    pub fn set_addresses(&mut self, _addresses: &[IpAddr]) -> io::Result<()> {
-        todo!()
+    /// Sets the addresses of the device: packets to others are the kernel's. Those that it had before and still has are
+    /// served all the time.
+    ///
+    /// # Errors
+    /// E2BIG if there are too many: then some are not served.
+    pub fn set_addresses(&mut self, addresses: &[IpAddr]) -> io::Result<()> {
+        let wanted: BTreeSet<[u8; 16]> = addresses
+            .iter()
+            .filter(|ip| !ip.is_multicast() && !ip.is_unspecified())
+            .map(|ip| key_of(*ip))
+            .collect();
+        let mut present = BTreeSet::new();
+        for key in self.addresses.keys()? {
+            match <[u8; 16]>::try_from(&key[..]) {
+                Ok(address) if wanted.contains(&address) => {
+                    present.insert(address);
+                }
+                _ => self.addresses.remove(&key)?,
+            }
+        }
+        let mut new = wanted.difference(&present);
+        new.try_for_each(|address| self.addresses.set(address, &PRESENT))
     }
 
     /// What was dropped so far.
     pub fn drops(&self) -> io::Result<Drops> {
-        todo!()
+        let count = |reason: u32| -> io::Result<u64> {
+            let values = self.drops.get(&reason.to_ne_bytes())?;
+            let values = values.as_chunks::<8>().0.iter();
+            Ok(values.map(|value| u64::from_ne_bytes(*value)).sum())
+        };
+        Ok(Drops {
+            unowned: count(program::UNOWNED)?,
+            length: count(program::LENGTH)?,
+            no_socket: count(program::NO_SOCKET)?,
+        })
     }
 }
+
+/// The shape of the map of sockets.
+fn sockets_shape(entries: u32) -> Shape {
+    Shape {
+        kind: MapKind::Sockets,
+        key: 4,
+        value: 4,
+        entries,
+    }
+}
+
+const SLOTS: Shape = Shape {
+    kind: MapKind::Array,
+    key: 4,
+    value: 4,
+    entries: program::SLOTS,
+};
+const OWN_ADDRESSES: Shape = Shape {
+    kind: MapKind::Hash,
+    key: 16,
+    value: PRESENT.len() as u32,
+    entries: ADDRESSES,
+};
+const DROPS: Shape = Shape {
+    kind: MapKind::PerCpuArray,
+    key: 4,
+    value: 8,
+    entries: program::REASONS,
+};
+
+/// Loads the program with all that this kernel takes.
+fn load(maps: &MapFds, queues: u16) -> io::Result<OwnedFd> {
+    let whole = |whole_length| program::assemble(maps, queues, whole_length).map_err(io::Error::other);
+    let refused = match sys::load(PROGRAM, &whole(true)?, sys::XDP_HAS_FRAGS) {
+        Ok(program) => return Ok(program),
+        Err(error) => error,
+    };
+    // Before Linux 5.18 there were neither frames in several buffers nor the helper that tells their length.
+    if refused.source.raw_os_error() == Some(libc::EINVAL)
+        && let Ok(program) = sys::load(PROGRAM, &whole(false)?, 0)
+    {
+        info!("this kernel has no XDP with several buffers for a frame: drivers may refuse large MTUs");
+        return Ok(program);
+    }
+    let LoadError { source, log } = refused;
+    if !log.is_empty() {
+        debug!(%log, "the kernel's verifier");
+    }
+    Err(source)
+}
+
+/// Before Linux 5.11 maps, and the memory of AF_XDP sockets still, count as memory that is locked.
+fn raise_memory_limit() {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
+        debug!(%error, "the limit of locked memory stays");
+    }
+}
+
+/// An address as the program looks it up: IPv4 ones mapped to IPv6.
+fn key_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
