@@ -132,6 +132,30 @@ fn fields_are_shown() {
 }
 
 #[test]
+fn rocev1_is_shown_by_its_gids() {
+    let shown = lines(&decode(&golden("../captures/icrc-vectors.pcap")));
+    let v1: Vec<_> = shown
+        .iter()
+        .filter_map(|line| line.split_once(' ').unwrap().1.split_once(" rocev1 "))
+        .collect();
+    let gids = "::ffff:15.0.0.2 > ::ffff:15.0.0.2";
+    assert_eq!(
+        v1,
+        [
+            (
+                gids,
+                "RC RDMA_WRITE_ONLY qp 0x00010a psn 10979516 migreq ackreq va 0x55d4c0726000 rkey 0x000047b3 \
+                 dma_len 5 len 5 icrc ok"
+            ),
+            (
+                gids,
+                "RC ACKNOWLEDGE qp 0x000109 psn 10979520 migreq ack credits 0 msn 5 icrc ok"
+            ),
+        ]
+    );
+}
+
+#[test]
 fn damage_is_told_for_the_damaged_packet_only() {
     let original = frames(&golden("rc-send-v4-mtu1024.pcap"));
     let mut damaged: Vec<_> = original

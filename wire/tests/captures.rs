@@ -7,7 +7,11 @@ use std::collections::HashMap;
 use std::env;
 use std::path::{Path, PathBuf};
 
-use ferroce_wire::{Frame, Network, Opcode, ParseError, TransportClass, frame, udp_port};
+use ferroce_wire::frame::Ethernet;
+use ferroce_wire::{
+    Aeth, Frame, Gid, Grh, Headers, Network, Opcode, ParseError, Psn, Reth, Syndrome, TransportClass, frame,
+    udp_port,
+};
 
 /// Every frame of every capture in the repository, with the file's name.
 fn all_frames() -> Vec<(String, Vec<u8>)> {
@@ -77,6 +81,50 @@ fn golden_captures_survive() {
 #[test]
 fn other_captures_survive() {
     assert_eq!(count(&common::pcaps(&common::folder("captures"))), 5 + 9);
+}
+
+/// The RoCE v1 frames that a NIC sent, from what they say.
+#[test]
+fn rocev1_frames_are_built_from_their_fields() {
+    let mac = [0x7c, 0xfe, 0x90, 0x75, 0x3c, 0xd8];
+    let ethernet = Ethernet {
+        dst: mac,
+        src: mac,
+        vlan: None,
+    };
+    let gid = Gid::from_ip([15, 0, 0, 2].into());
+    let network = Network::Grh(Grh {
+        traffic_class: 2,
+        flow_label: 0,
+        payload_len: 0,
+        next_header: 0,
+        hop_limit: 64,
+        sgid: gid,
+        dgid: gid,
+    });
+    let mut write = Headers::new(Opcode::RcWriteOnly, 0x10a, Psn::new(0xa788bc));
+    write.bth.ack_request = true;
+    write.reth = Reth {
+        va: 0x55d4_c072_6000,
+        rkey: 0x47b3,
+        dma_len: 5,
+    };
+    let mut ack = Headers::new(Opcode::RcAcknowledge, 0x109, Psn::new(0xa788c0));
+    ack.aeth = Aeth {
+        syndrome: Syndrome::Ack { credit: 0 },
+        msn: 5,
+    };
+    let mut built = Vec::new();
+    for (mut headers, payload) in [(write, &[0, 0, 0, 0, 1][..]), (ack, &[])] {
+        headers.bth.migration = true;
+        let mut bytes = vec![0xa5; 200];
+        let len = frame::build(&ethernet, &network, &headers, payload, &mut bytes).unwrap();
+        bytes.truncate(len);
+        built.push(bytes);
+    }
+    let mut captured = common::frames(&common::folder("captures").join("icrc-vectors.pcap"));
+    captured.retain(|bytes| bytes[12..14] == [0x89, 0x15]);
+    assert_eq!(built, captured);
 }
 
 /// Captures that may not be published, in the folder that `FERROCE_EXTRA_CAPTURES` names.

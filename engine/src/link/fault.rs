@@ -367,7 +367,9 @@ mod tests {
 
     fn path() -> Path {
         Path {
+            version: RoceVersion::V1,
             ifindex: 1,
+            flow_label: 0x1_2345,
             ..Path::between("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap())
         }
     }
@@ -395,6 +397,7 @@ mod tests {
         }
         let mut got = Vec::new();
         let mut sink = |packet: &RxPacket<'_>| {
+            assert_eq!((packet.version, packet.flow_label), (RoceVersion::V1, 0x1_2345));
             let number = packet.data[36..40].try_into().unwrap();
             got.push((u32::from_be_bytes(number), packet.icrc.valid(packet)));
         };

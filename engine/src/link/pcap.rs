@@ -348,7 +348,12 @@ mod tests {
     }
 
     /// Sends ten packets through two taps; gives both captures and whether the receiver found each ICRC right.
-    fn carry(source: &str, dest: &str, corrupt: Probability) -> ([Buffer; 2], Vec<bool>) {
+    fn carry(
+        version: RoceVersion,
+        source: &str,
+        dest: &str,
+        corrupt: Probability,
+    ) -> ([Buffer; 2], Vec<bool>) {
         let (source, dest) = (source.parse().unwrap(), dest.parse().unwrap());
         let network = SimNetwork::new(1);
         let a = network.attach(NodeConfig::new(source, 1));
@@ -370,6 +375,7 @@ mod tests {
         let mut a = PcapTap::new(a, Box::new(files[0].clone()), clock()).unwrap();
         let mut b = PcapTap::new(b, Box::new(files[1].clone()), clock()).unwrap();
         let path = Path {
+            version,
             ifindex: 1,
             traffic_class: 2,
             ..Path::between(source, dest)
@@ -432,8 +438,13 @@ mod tests {
 
     #[test]
     fn both_ends_capture_valid_frames() {
-        for (source, dest) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
-            let (files, valid) = carry(source, dest, Probability::ZERO);
+        for (version, source, dest) in [
+            (RoceVersion::V2, "10.0.0.1", "10.0.0.2"),
+            (RoceVersion::V2, "fe80::1", "fe80::2"),
+            (RoceVersion::V1, "10.0.0.1", "10.0.0.2"),
+            (RoceVersion::V1, "fe80::1", "fe80::2"),
+        ] {
+            let (files, valid) = carry(version, source, dest, Probability::ZERO);
             assert_eq!(valid, [true; 10]);
             for file in &files {
                 let frames = frames(file);
@@ -445,6 +456,8 @@ mod tests {
                     assert_eq!(frame.datagram.packet.payload(), [n as u8; 8]);
                     assert_eq!(frame.datagram.network.src().to_ip().to_string(), source);
                     assert_eq!(frame.datagram.network.traffic_class(), 2);
+                    let is_v1 = matches!(frame.datagram.network, Network::Grh(_));
+                    assert_eq!(is_v1, version == RoceVersion::V1);
                 }
             }
         }
@@ -452,7 +465,7 @@ mod tests {
 
     #[test]
     fn damage_shows_in_the_receivers_capture() {
-        let (files, valid) = carry("10.0.0.1", "10.0.0.2", Probability::ONE);
+        let (files, valid) = carry(RoceVersion::V2, "10.0.0.1", "10.0.0.2", Probability::ONE);
         assert!(frames(&files[0]).iter().all(|(_, valid)| *valid));
         let captured: Vec<bool> = frames(&files[1]).iter().map(|(_, valid)| *valid).collect();
         assert_eq!(captured, valid);

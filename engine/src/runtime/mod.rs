@@ -5,6 +5,7 @@
 
 mod clock;
 mod core;
+mod ends;
 mod exit;
 mod fork;
 mod guest;
@@ -22,10 +23,10 @@ use ferroce_wire::gid::Gid;
 use ferroce_wire::mtu::PathMtu;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::control::{ControlError, DeviceInfo, GidEntry, Lease, QpReport, Report};
+use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
 use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
 use crate::link::udp::{self, UdpLink};
-use crate::link::{Link, Path, RoceVersion, wrap};
+use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
 use crate::memory::device::DeviceMemory;
 use crate::memory::process::ProcessMemory;
@@ -34,6 +35,7 @@ use crate::time::Time;
 use crate::verbs::{Access, Advice, AsyncEvent, Sge, VerbsError};
 
 use self::core::Core;
+use self::ends::Ends;
 pub use self::guest::Guest;
 use self::helper::Helper;
 
@@ -231,23 +233,11 @@ impl Engine {
             return Err(VerbsError::Gone);
         }
         let info = self.info();
-        let entry = info.gids.get(usize::from(sgid_index)).and_then(Option::as_ref);
-        let GidEntry {
-            addr: mut source,
+        let Ends {
             version,
-            ..
-        } = *entry.ok_or(VerbsError::Invalid)?;
-        let group = Gid(dgid).multicast_group();
-        if version == RoceVersion::V1 && group.is_some() {
-            return Err(VerbsError::Invalid);
-        }
-        let dest = group.unwrap_or_else(|| Gid(dgid).to_ip());
-        if source.is_ipv4() != dest.is_ipv4() && group.is_some() {
-            source = multicast::source(&info, dest).ok_or(VerbsError::Invalid)?;
-        }
-        if source.is_ipv4() != dest.is_ipv4() || dest.is_unspecified() {
-            return Err(VerbsError::Invalid);
-        }
+            source,
+            dest,
+        } = ends::of(&info, sgid_index, Gid(dgid))?;
         Ok(Path {
             version,
             source,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path as FilePath, PathBuf};
 
 use ferroce_engine::link::{IcrcCheck, RoceVersion, RxPacket};
-use ferroce_wire::frame::Frame;
+use ferroce_wire::frame::{Ethernet, Frame};
 use ferroce_wire::{Headers, Kind, Network, ParseError, RocePacket};
 use pcap_file::pcap::PcapReader;
 
@@ -93,37 +93,42 @@ pub struct Captured {
     pub by_client: bool,
     pub source: IpAddr,
     pub dest: IpAddr,
+    pub ethernet: Ethernet,
     pub network: Network,
     pub packet: Packet,
+    /// The whole frame.
+    pub bytes: Vec<u8>,
 }
 
 impl Captured {
-    fn new(frame: &Frame<'_>) -> Captured {
+    fn new(frame: &Frame<'_>, bytes: &[u8]) -> Captured {
         let network = frame.datagram.network;
         Captured {
             by_client: true,
             source: network.src().to_ip(),
             dest: network.dst().to_ip(),
+            ethernet: frame.ethernet,
             network,
             packet: Packet::parse(&frame.datagram.bytes()[network.header_len()..]),
+            bytes: bytes.to_vec(),
         }
     }
 
     /// As the link would hand it over, had it these bytes.
     pub fn received<'a>(&self, data: &'a [u8]) -> RxPacket<'a> {
-        let (traffic_class, hop_limit) = match self.network {
-            Network::Ipv4 { tos, ttl, .. } => (tos, ttl),
+        let (version, traffic_class, hop_limit) = match self.network {
+            Network::Ipv4 { tos, ttl, .. } => (RoceVersion::V2, tos, ttl),
             Network::Ipv6 {
                 traffic_class,
                 hop_limit,
                 ..
-            } => (traffic_class, hop_limit),
-            Network::Grh(grh) => (grh.traffic_class, grh.hop_limit),
+            } => (RoceVersion::V2, traffic_class, hop_limit),
+            Network::Grh(grh) => (RoceVersion::V1, grh.traffic_class, grh.hop_limit),
         };
         RxPacket {
-            version: RoceVersion::V2,
+            version,
             source: self.source,
-            source_port: self.network.udp().unwrap().src_port,
+            source_port: self.network.udp().map_or(0, |udp| udp.src_port),
             dest: self.dest,
             ifindex: 0,
             traffic_class,
@@ -144,7 +149,7 @@ impl IcrcCheck for Checked {
     }
 }
 
-/// The RoCE packets of a capture.
+/// The RoCE packets of a capture; of one from elsewhere by `../captures/`.
 pub fn read(name: &str) -> Vec<Captured> {
     let file = File::open(folder().join(name).with_extension("pcap")).unwrap();
     let mut reader = PcapReader::new(file).unwrap();
@@ -158,7 +163,7 @@ pub fn read(name: &str) -> Vec<Captured> {
             Err(error) => panic!("{name}: {error}"),
         };
         frame.datagram.verify().unwrap();
-        let captured = Captured::new(&frame);
+        let captured = Captured::new(&frame, &record.data);
         let client = packets.first().map_or(captured.source, |first| first.source);
         packets.push(Captured {
             by_client: captured.source == client,

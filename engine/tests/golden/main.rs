@@ -9,6 +9,7 @@ mod mckey;
 mod node;
 mod requester;
 mod responder;
+mod rocev1;
 mod script;
 
 /// Replays every case, and names all that fail.

@@ -2,8 +2,10 @@
 
 use std::net::IpAddr;
 
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::link::sim::IncidentKind;
 use ferroce_engine::verbs::{QpType, WcFlags, WcOpcode, WcStatus};
+use ferroce_wire::Gid;
 use ferroce_wire::bth::MULTICAST_QPN;
 
 use crate::check::with_status;
@@ -180,9 +182,9 @@ pub fn datagrams(
         } else {
             address(program, 1 - side)
         };
-        let octets = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
+        let octets = |ip: IpAddr| match (program.version, ip) {
+            (RoceVersion::V2, IpAddr::V4(ip)) => ip.octets().to_vec(),
+            (_, ip) => Gid::from_ip(ip).0.to_vec(),
         };
         let addresses = [octets(address(program, side)), octets(dest)].concat();
         if c.bytes[..GRH_LEN as usize].ends_with(&addresses) {

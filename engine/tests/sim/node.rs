@@ -129,6 +129,7 @@ pub fn address(program: &Program, side: usize) -> IpAddr {
 /// The path from a node to the other.
 fn path(program: &Program, side: usize) -> Path {
     Path {
+        version: program.version,
         ifindex: 1,
         ..Path::between(address(program, side), address(program, 1 - side))
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::link::sim::Conditions;
 use ferroce_engine::verbs::QpType;
 
@@ -18,6 +19,8 @@ pub struct Program {
     pub transport: QpType,
     /// IPv6 addresses instead of IPv4.
     pub ipv6: bool,
+    /// The version of the paths. Multicast is RoCE v2.
+    pub version: RoceVersion,
     /// UD: every QP is attached to a multicast group of its own, and messages go there.
     pub multicast: bool,
     /// Verbs code of the path MTU.
@@ -407,6 +410,7 @@ impl fmt::Display for Program {
             seed,
             transport,
             ipv6,
+            version,
             multicast,
             mtu,
             conditions,
@@ -416,7 +420,7 @@ impl fmt::Display for Program {
         } = self;
         writeln!(
             f,
-            "{transport}, seed {seed:#x}, path MTU {}, IPv6 {ipv6}, multicast {multicast}",
+            "{transport}, seed {seed:#x}, path MTU {}, IPv6 {ipv6}, RoCE {version:?}, multicast {multicast}",
             mtu_bytes(*mtu)
         )?;
         for side in 0..2 {

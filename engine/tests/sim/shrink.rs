@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::link::random::Probability;
 
 use crate::program::{Hole, Message, Place, Program, Region, mtu_bytes};
@@ -58,6 +59,7 @@ impl Program {
             variant(&mut |p| p.nodes[side].rx_room = (4 << 20, 2 << 20));
         }
         variant(&mut |p| p.ipv6 = false);
+        variant(&mut |p| p.version = RoceVersion::V2);
         variant(&mut |p| p.multicast = false);
         for i in 0..self.connections.len() {
             variant(&mut |p| p.connections[i].sig_all = false);

@@ -278,6 +278,26 @@ pub mod tests {
     }
 
     #[test]
+    fn gids_have_their_types() {
+        let mut info = device(&["10.0.0.1"]);
+        info.gids
+            .push(Some(GidEntry::new(RoceVersion::V1, "10.0.0.1".parse().unwrap())));
+        let picture = picture(&info);
+        for (index, kind) in ["RoCE v2\n", "IB/RoCE v1\n"].iter().enumerate() {
+            let port = "sys/class/infiniband/ferroce_eth0/ports/1";
+            assert_eq!(
+                text(&picture, &format!("{port}/gids/{index}")),
+                "0000:0000:0000:0000:0000:ffff:0a00:0001\n"
+            );
+            assert_eq!(text(&picture, &format!("{port}/gid_attrs/types/{index}")), *kind);
+            assert_eq!(
+                text(&picture, &format!("{port}/gid_attrs/ndevs/{index}")),
+                "eth0\n"
+            );
+        }
+    }
+
+    #[test]
     fn cpu_lists_become_masks() {
         assert_eq!(cpu_mask("0-1\n"), "00000003");
         assert_eq!(cpu_mask("0-3,8,33"), "00000002,0000010f");

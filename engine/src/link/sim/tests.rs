@@ -53,9 +53,12 @@ fn carry(
 
 #[test]
 fn a_perfect_network_keeps_order_and_icrc() {
-    for (source, dest) in [
-        (A, B),
-        (IpAddr::V6(Ipv6Addr::LOCALHOST), "fd00::2".parse().unwrap()),
+    let ipv6 = (IpAddr::V6(Ipv6Addr::LOCALHOST), "fd00::2".parse().unwrap());
+    for (version, (source, dest)) in [
+        (RoceVersion::V2, (A, B)),
+        (RoceVersion::V2, ipv6),
+        (RoceVersion::V1, (A, B)),
+        (RoceVersion::V1, ipv6),
     ] {
         let conditions = Conditions {
             delay: Duration::from_micros(5),
@@ -63,7 +66,11 @@ fn a_perfect_network_keeps_order_and_icrc() {
             ..Default::default()
         };
         let (network, mut a, mut b) = pair(1, conditions, NodeConfig::new(dest, 2));
-        let got = carry(&network, &mut a, &mut b, &path(source, dest), 100);
+        let path = Path {
+            version,
+            ..path(source, dest)
+        };
+        let got = carry(&network, &mut a, &mut b, &path, 100);
         assert_eq!(got, (0..100).map(|n| (n, true)).collect::<Vec<_>>());
         assert_eq!(network.incidents(), []);
     }

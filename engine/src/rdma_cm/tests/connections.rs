@@ -131,6 +131,20 @@ fn private_data_has_exactly_its_room() {
     world.finish();
 }
 
+/// A device in XDP mode has each GID twice.
+#[test]
+fn connections_are_of_v2() {
+    use super::world::{device, ip};
+    use crate::control::GidEntry;
+    use crate::link::RoceVersion;
+    let mut device = device("a", 2, &["10.0.0.1"]);
+    let v1 = GidEntry::new(RoceVersion::V1, ip("10.0.0.1"));
+    device.gids.insert(0, Some(v1));
+    assert_eq!(crate::rdma_cm::bind::gid_index(&device, v1.addr), Some(1));
+    device.gids.truncate(1);
+    assert_eq!(crate::rdma_cm::bind::gid_index(&device, v1.addr), None);
+}
+
 #[test]
 fn nobody_listens() {
     let mut world = World::new(4);

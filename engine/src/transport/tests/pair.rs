@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce_wire::{Aeth, Bth, Opcode, PathMtu, Psn, RocePacket, Syndrome};
 
 use crate::device::{Acks, Device, DeviceConfig, Limits, MrInfo, PdId, Progress, QpInit, SrqId, XrcdId};
-use crate::link::{IcrcCheck, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
+use crate::link::{IcrcCheck, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::sim::SimMemory;
 use crate::memory::{Fault, Memory};
 use crate::queue::Cq;
@@ -383,14 +383,14 @@ impl Side {
 
     pub fn receive_as(&mut self, packet: &Packet, source: IpAddr, icrc: &dyn IcrcCheck) {
         let packet = RxPacket {
-            version: RoceVersion::V2,
+            version: packet.path.version,
             source,
             source_port: 0xc000,
             dest: packet.path.dest,
             ifindex: packet.path.ifindex,
             traffic_class: packet.path.traffic_class,
             hop_limit: packet.path.hop_limit,
-            flow_label: 0,
+            flow_label: packet.path.flow_label,
             data: &packet.bytes,
             icrc,
         };

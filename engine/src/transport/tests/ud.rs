@@ -6,6 +6,7 @@ use ferroce_wire::{Opcode, PathMtu};
 
 use super::pair::*;
 use crate::device::Others;
+use crate::link::{Path, RoceVersion};
 use crate::verbs::*;
 
 const OK: WcStatus = WcStatus::Success;
@@ -76,6 +77,45 @@ fn ipv6_header_in_front() {
     assert_eq!(got[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
     assert_eq!((got[8], got[23], got[24], got[39]), (0xfe, 1, 0xfe, 2));
     assert_eq!(got[40..], pair.a.source(4));
+}
+
+#[test]
+fn rocev1_has_its_grh_in_front() {
+    let mut pair = pair();
+    pair.b.recv(1, 5000);
+    let sges = [pair.a.sge(BASE, 11)];
+    let path = Path {
+        version: RoceVersion::V1,
+        traffic_class: 0x68,
+        hop_limit: 3,
+        flow_label: 0x1_2345,
+        ..pair.a.path_to(pair.b.addr)
+    };
+    let ud = Some(UdDest {
+        path,
+        qpn: pair.b.qpn,
+        qkey: QKEY,
+    });
+    let wr = SendWr {
+        wr_id: 1,
+        operation: Operation::Send,
+        flags: SendFlags::empty(),
+        sges: &sges,
+        ud,
+        ..SendWr::default()
+    };
+    pair.a.post(&wr).unwrap();
+    let sent = pair.a.sent();
+    assert_eq!(sent[0].path, path);
+    pair.b.receive_all(&sent);
+    let wc = pair.b.recv_full()[0];
+    assert_eq!((wc.byte_len, wc.flags, wc.service_level), (51, WcFlags::GRH, 0));
+    let got = pair.b.target(51);
+    // Behind the GRH: BTH 12 + DETH 8 + 11 + pad 1 + ICRC 4 = 36 bytes; next header IBA, hop limit 3.
+    assert_eq!(got[..8], [0x66, 0x81, 0x23, 0x45, 0, 36, 0x1b, 3]);
+    let mapped = |last| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last];
+    assert_eq!(got[8..40], [mapped(1), mapped(2)].concat());
+    assert_eq!(got[40..], pair.a.source(11));
 }
 
 #[test]
