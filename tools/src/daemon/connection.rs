@@ -193,9 +193,15 @@ impl Connection {
     }
 
     /// Sends the lease with its descriptors; false if there was no room.
-    pub fn send_lease(&mut self, lease: LeaseState, device: DeviceInfo, fds: &[BorrowedFd<'_>]) -> bool {
+    pub fn send_lease(
+        &mut self,
+        lease: LeaseState,
+        seat: Option<u16>,
+        device: DeviceInfo,
+        fds: &[BorrowedFd<'_>],
+    ) -> bool {
         let reply = Reply::Leased {
-            seat: None,
+            seat,
             slot: lease.slot,
             device,
         };

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal};
+use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal, XdpInfo};
 
 use super::gid::GidTable;
+use super::xdp::plan::longest_packet;
 use crate::netlink::{Interface, Interfaces};
 
 /// Longest name of a device in bytes (`IBV_SYSFS_NAME_MAX` less the final zero).
@@ -29,6 +30,8 @@ pub struct Devices {
     interfaces: Interfaces,
     /// Interfaces (by index) whose device the user removed: none is made there by itself.
     without: BTreeSet<u32>,
+    /// Interfaces that an earlier daemon has left in XDP mode get none by itself: the programs behind may come yet.
+    leave_xdp: bool,
     /// Seed of GUIDs of interfaces without a MAC address: differs by boot and network namespace.
     seed: u64,
 }
@@ -50,6 +53,7 @@ impl Devices {
             by_name: BTreeMap::new(),
             interfaces: Interfaces::new(),
             without: BTreeSet::new(),
+            leave_xdp: false,
             seed,
         }
     }
@@ -84,6 +88,19 @@ impl Devices {
             }
             true
         });
+        changes.extend(self.fill());
+        changes
+    }
+
+    /// Whether interfaces that have an XDP program get no device by themselves, for now.
+    pub fn leave_xdp(&mut self, leave: bool) -> Vec<Change> {
+        self.leave_xdp = leave;
+        self.fill()
+    }
+
+    /// Gives every interface a device that is to have one.
+    fn fill(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
         let bare: Vec<u32> = self
             .interfaces
             .iter()
@@ -93,21 +110,32 @@ impl Devices {
         for ifindex in bare {
             if let Some(interface) = self.interfaces.get(&ifindex) {
                 let name = self.default_name(&interface.name);
-                changes.push(Change::Added(self.insert(name, ifindex, false)));
+                changes.push(Change::Added(self.insert(name, ifindex, LinkMode::Udp, false)));
             }
         }
         changes
     }
 
     /// Makes a device as an earlier daemon had it, which a program of that time tells: its name, and
-    /// the order of its GIDs. `is_leased` says whether a device has programs already.
-    pub fn restore(&mut self, earlier: &DeviceInfo, is_leased: impl Fn(&str) -> bool) -> Vec<Change> {
+    /// the order of its GIDs. `mode` is what it is known to have now, `is_leased` says whether a device has programs
+    /// already.
+    pub fn restore(
+        &mut self,
+        earlier: &DeviceInfo,
+        mode: LinkMode,
+        is_leased: impl Fn(&str) -> bool,
+    ) -> Vec<Change> {
         let mut changes = Vec::new();
         let Some(interface) = self.interfaces.get(&earlier.ifindex).cloned() else {
             return changes;
         };
-        if !self.by_name.contains_key(&earlier.name) && is_device_name(&earlier.name) {
-            // The user had removed the one that came by itself, or renamed the interface since.
+        let is_it = |info: &&DeviceInfo| info.ifindex == earlier.ifindex && info.mode == mode;
+        let is_free = !self.by_name.contains_key(&earlier.name)
+            || self
+                .get(&earlier.name)
+                .is_some_and(|info| info.ifindex == earlier.ifindex);
+        if self.get(&earlier.name).filter(is_it).is_none() && is_free && is_device_name(&earlier.name) {
+            // The one that came by itself, which the user had removed or replaced, or whose interface has another name.
             let other = self
                 .iter()
                 .find(|info| info.ifindex == earlier.ifindex)
@@ -116,15 +144,12 @@ impl Devices {
                 if is_leased(&other) {
                     return changes;
                 }
-                changes.extend(
-                    self.by_name
-                        .remove(&other)
-                        .map(|device| Change::Removed(device.info)),
-                );
+                changes.extend(self.take_away(&other));
             }
             changes.push(Change::Added(self.insert(
                 earlier.name.clone(),
                 earlier.ifindex,
+                mode,
                 true,
             )));
         }
@@ -150,63 +175,130 @@ impl Devices {
 
     /// Adds a device by the user's wish.
     pub fn add(&mut self, name: &str, netdev: &str) -> Result<Change, Refusal> {
+        let (ifindex, _) = self.place_for(name, netdev, |_| false)?;
+        self.without.remove(&ifindex);
+        Ok(Change::Added(self.insert(
+            name.to_owned(),
+            ifindex,
+            LinkMode::Udp,
+            true,
+        )))
+    }
+
+    /// The interface on which a device in XDP mode is to be added, by index. `leases` tells how many processes have a
+    /// device: one that came by itself and that nobody has gives way.
+    pub fn place_for_xdp(
+        &self,
+        name: &str,
+        netdev: &str,
+        leases: impl Fn(&str) -> usize,
+    ) -> Result<(u32, &Interface), Refusal> {
+        let gives_way = |device: &Device| !device.by_user;
+        let place = self.place_for(name, netdev, gives_way)?;
+        if let Some(other) = self.iter().find(|info| info.ifindex == place.0) {
+            let leases = leases(&other.name);
+            if leases > 0 {
+                return Err(Refusal::DeviceBusy {
+                    name: other.name.clone(),
+                    leases: leases as u32,
+                });
+            }
+        }
+        Ok(place)
+    }
+
+    /// Adds a device in XDP mode, in a place that [`Self::place_for_xdp`] gave.
+    pub fn add_xdp(&mut self, name: &str, ifindex: u32, mode: XdpInfo) -> Vec<Change> {
+        let other = self
+            .iter()
+            .find(|info| info.ifindex == ifindex)
+            .map(|info| info.name.clone());
+        let mut changes: Vec<Change> = other
+            .and_then(|other| self.take_away(&other))
+            .into_iter()
+            .collect();
+        self.without.remove(&ifindex);
+        changes.push(Change::Added(self.insert(
+            name.to_owned(),
+            ifindex,
+            LinkMode::Xdp(mode),
+            true,
+        )));
+        changes
+    }
+
+    /// Finds the interface for a new device. One device for an interface, as an address must name one device; but one
+    /// that is there already may give way.
+    fn place_for(
+        &self,
+        name: &str,
+        netdev: &str,
+        gives_way: impl Fn(&Device) -> bool,
+    ) -> Result<(u32, &Interface), Refusal> {
         if !is_device_name(name) {
             return Err(Refusal::BadDeviceName {
                 name: name.to_owned(),
             });
         }
-        let Some(ifindex) = self
-            .interfaces
-            .iter()
-            .find(|(_, it)| it.name == netdev)
-            .map(|(index, _)| *index)
-        else {
-            return Err(Refusal::UnknownInterface {
-                netdev: netdev.to_owned(),
-            });
+        let place = self.interfaces.iter().find(|(_, it)| it.name == netdev);
+        let (ifindex, interface) = place.ok_or_else(|| Refusal::UnknownInterface {
+            netdev: netdev.to_owned(),
+        })?;
+        let in_the_way = |device: &&Device| {
+            let here = device.info.ifindex == *ifindex;
+            (here && !gives_way(device)) || (!here && device.info.name == name)
         };
-        // One device for an interface: an address must name one device.
-        if let Some(other) = self
-            .iter()
-            .find(|info| info.name == name || info.ifindex == ifindex)
-        {
-            return Err(Refusal::DeviceExists {
-                name: other.name.clone(),
-                netdev: other.netdev.clone(),
-            });
+        match self.by_name.values().find(in_the_way) {
+            Some(other) => Err(Refusal::DeviceExists {
+                name: other.info.name.clone(),
+                netdev: other.info.netdev.clone(),
+            }),
+            None => Ok((*ifindex, interface)),
         }
-        self.without.remove(&ifindex);
-        Ok(Change::Added(self.insert(name.to_owned(), ifindex, true)))
     }
 
-    /// Removes a device by the user's wish.
-    pub fn remove(&mut self, name: &str) -> Result<Change, Refusal> {
-        let Some(device) = self.by_name.remove(name) else {
-            return Err(Refusal::UnknownDevice {
-                name: name.to_owned(),
-            });
+    /// Removes a device by the user's wish. On an interface that was in XDP mode, the one comes back that it has by itself.
+    pub fn remove(&mut self, name: &str) -> Result<Vec<Change>, Refusal> {
+        let removed = self.take_away(name).ok_or_else(|| Refusal::UnknownDevice {
+            name: name.to_owned(),
+        })?;
+        let Change::Removed(info) = &removed else {
+            return Ok(vec![removed]);
         };
-        let ifindex = device.info.ifindex;
-        if self
-            .interfaces
-            .get(&ifindex)
-            .is_some_and(|interface| self.wants_device(ifindex, interface))
+        if info.mode == LinkMode::Udp
+            && self
+                .interfaces
+                .get(&info.ifindex)
+                .is_some_and(|interface| self.wants_device(info.ifindex, interface))
         {
-            self.without.insert(ifindex);
+            self.without.insert(info.ifindex);
         }
-        Ok(Change::Removed(device.info))
+        let mut changes = vec![removed];
+        changes.extend(self.fill());
+        Ok(changes)
+    }
+
+    fn take_away(&mut self, name: &str) -> Option<Change> {
+        self.by_name
+            .remove(name)
+            .map(|device| Change::Removed(device.info))
+    }
+
+    /// Every interface, and what it has.
+    pub fn interfaces(&self) -> &Interfaces {
+        &self.interfaces
     }
 
     fn wants_device(&self, ifindex: u32, interface: &Interface) -> bool {
         interface.up
             && interface.addresses.iter().any(|address| address.usable)
             && !self.without.contains(&ifindex)
+            && !(self.leave_xdp && interface.xdp_program.is_some())
             && self.iter().all(|info| info.ifindex != ifindex)
     }
 
-    fn insert(&mut self, name: String, ifindex: u32, by_user: bool) -> DeviceInfo {
+    fn insert(&mut self, name: String, ifindex: u32, mode: LinkMode, by_user: bool) -> DeviceInfo {
         let interface = self.interfaces.get(&ifindex).cloned().unwrap_or_default();
-        let mode = LinkMode::Udp;
         let gids = GidTable::new(&interface.addresses, mode);
         let mut info = DeviceInfo {
             name: name.clone(),
@@ -276,7 +368,10 @@ impl Devices {
 fn describe(info: &mut DeviceInfo, interface: &Interface, gids: &GidTable) {
     info.netdev.clone_from(&interface.name);
     info.mac = interface.mac;
-    info.mtu = interface.mtu;
+    info.mtu = match &info.mode {
+        LinkMode::Udp => interface.mtu,
+        LinkMode::Xdp(mode) => interface.mtu.min(longest_packet(mode)),
+    };
     info.speed = interface.speed;
     info.up = interface.carrier;
     info.gids = gids.entries();
@@ -330,6 +425,13 @@ mod tests {
             addresses,
             ..Interface::default()
         }
+    }
+
+    /// Of a kernel whose packets take one frame each.
+    fn xdp_info() -> XdpInfo {
+        let mut info = XdpInfo::default();
+        info.geometry.chunk = 2048;
+        info
     }
 
     fn names(devices: &Devices) -> Vec<&str> {
@@ -404,18 +506,21 @@ mod tests {
         let mut devices = Devices::new(1);
         devices.follow(interfaces);
         assert!(
-            devices.restore(&info, |_| true).is_empty(),
+            devices.restore(&info, LinkMode::Udp, |_| true).is_empty(),
             "programs use the other one"
         );
-        devices.restore(&info, |_| false);
+        devices.restore(&info, LinkMode::Udp, |_| false);
         assert_eq!(names(&devices), ["rdma0"]);
         let restored = devices.get("rdma0").unwrap();
         assert_eq!((&restored.gids, restored.guid), (&info.gids, info.guid));
         info.gids.reverse();
-        assert!(devices.restore(&info, |_| false).is_empty(), "the first has told");
+        assert!(
+            devices.restore(&info, LinkMode::Udp, |_| false).is_empty(),
+            "the first has told"
+        );
         info.ifindex = 9;
         info.name = "gone".into();
-        assert!(devices.restore(&info, |_| false).is_empty());
+        assert!(devices.restore(&info, LinkMode::Udp, |_| false).is_empty());
     }
 
     #[test]
@@ -461,5 +566,61 @@ mod tests {
             devices.remove("ferroce_eth0"),
             Err(Refusal::UnknownDevice { .. })
         ));
+    }
+
+    #[test]
+    fn xdp_mode_takes_the_place_of_the_device_that_came_by_itself() {
+        let mut devices = Devices::new(1);
+        devices.follow(Interfaces::from([
+            (2, interface("eth0", 1, &["10.0.0.1"])),
+            (3, interface("eth1", 2, &["10.0.1.1"])),
+        ]));
+        let busy = devices.place_for_xdp("rdma0", "eth0", |_| 2);
+        assert!(matches!(busy, Err(Refusal::DeviceBusy { leases: 2, .. })));
+        let taken = devices.place_for_xdp("ferroce_eth1", "eth0", |_| 0);
+        assert!(matches!(taken, Err(Refusal::DeviceExists { .. })));
+        assert_eq!(devices.place_for_xdp("ferroce_eth0", "eth0", |_| 0).unwrap().0, 2);
+        assert_eq!(devices.place_for_xdp("rdma0", "eth0", |_| 0).unwrap().0, 2);
+        let changes = devices.add_xdp("rdma0", 2, xdp_info());
+        assert!(matches!(&changes[..], [Change::Removed(a), Change::Added(b)]
+            if a.name == "ferroce_eth0" && b.name == "rdma0" && b.mode != LinkMode::Udp));
+        let again = devices.place_for_xdp("rdma1", "eth0", |_| 0);
+        assert!(matches!(again, Err(Refusal::DeviceExists { .. })));
+        let changes = devices.remove("rdma0").unwrap();
+        assert!(matches!(&changes[..], [Change::Removed(a), Change::Added(b)]
+            if a.name == "rdma0" && b.name == "ferroce_eth0" && b.mode == LinkMode::Udp));
+        assert!(!devices.are_configured());
+    }
+
+    #[test]
+    fn interface_left_in_xdp_mode_waits_for_its_programs() {
+        let mut left = interface("eth0", 1, &["10.0.0.1"]);
+        left.xdp_program = Some(7);
+        let mut devices = Devices::new(1);
+        devices.leave_xdp(true);
+        let interfaces = Interfaces::from([(2, left), (3, interface("eth1", 2, &["10.0.1.1"]))]);
+        devices.follow(interfaces);
+        assert_eq!(names(&devices), ["ferroce_eth1"]);
+        let mut earlier = DeviceInfo {
+            name: "rdma0".into(),
+            ifindex: 2,
+            ..DeviceInfo::default()
+        };
+        let mode = LinkMode::Xdp(xdp_info());
+        devices.restore(&earlier, mode, |_| false);
+        assert_eq!(devices.get("rdma0").unwrap().mode, mode);
+        let mut jumbo = devices.interfaces().clone();
+        jumbo.get_mut(&2).unwrap().mtu = 9000;
+        devices.follow(jumbo);
+        assert_eq!(devices.get("rdma0").unwrap().mtu, 2048 - 256 - 18);
+        // One that is there in another mode gives way.
+        (earlier.name, earlier.ifindex) = ("ferroce_eth1".into(), 3);
+        assert!(devices.restore(&earlier, mode, |_| true).is_empty());
+        devices.restore(&earlier, mode, |_| false);
+        assert_eq!(devices.get("ferroce_eth1").unwrap().mode, mode);
+        devices.remove("rdma0").unwrap();
+        assert_eq!(names(&devices), ["ferroce_eth1"]);
+        devices.leave_xdp(false);
+        assert_eq!(names(&devices), ["ferroce_eth0", "ferroce_eth1"]);
     }
 }

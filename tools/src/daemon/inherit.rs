@@ -98,10 +98,7 @@ impl Early {
                 Incoming::Nothing => return true,
                 Incoming::Greeted => self.greeted = true,
                 Incoming::Request(request, fds) => {
-                    if sockets.is_none()
-                        && matches!(request, Request::Resume { .. })
-                        && self.connection.is_owner()
-                    {
+                    if sockets.is_none() && matches!(request, Request::Resume { .. }) {
                         *sockets = self.sockets_of(&fds);
                     }
                     if self.requests.len() == MAX_REQUESTS {

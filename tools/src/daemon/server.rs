@@ -2,10 +2,11 @@
 
 mod rdma;
 mod status;
+mod xdp;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use super::port::held_by_others;
 use super::slots::FreeSlots;
 use super::sockets::SlotSockets;
 use super::tree::Tree;
+use super::xdp::device::XdpDevice;
 use super::{Options, PollSet, Source};
 use crate::netlink::Interfaces;
 use status::Query;
@@ -54,6 +56,8 @@ pub struct Server {
     /// Time to look which of these programs are dead.
     next_search: Instant,
     devices: Devices,
+    /// Those in XDP mode, by name.
+    xdp: BTreeMap<String, XdpDevice>,
     connections: BTreeMap<u32, Connection>,
     buffer: ReceiveBuffer,
     /// Processes that want the daemon to stay though they may close their connection.
@@ -94,6 +98,8 @@ impl Server {
             poll.add(own, Source::Mads)?;
         }
         poll.add(cm.neighbours_fd(), Source::Neighbours)?;
+        let mut devices = Devices::new(netns);
+        devices.leave_xdp(!presumed.is_empty());
         Ok(Self {
             poll,
             sockets,
@@ -101,7 +107,8 @@ impl Server {
             free: FreeSlots::new(slots, |slot| presumed.contains(&slot)),
             presumed,
             next_search: Instant::now() + FIRST_SEARCH,
-            devices: Devices::new(netns),
+            devices,
+            xdp: BTreeMap::new(),
             connections: BTreeMap::new(),
             buffer: ReceiveBuffer::new(),
             holds: BTreeMap::new(),
@@ -188,6 +195,7 @@ impl Server {
         if let Err(error) = shown {
             error!(device = info.name, %error, "the device tree is not up to date");
         }
+        self.follow_xdp(change);
         if let Some(reply) = told {
             self.tell_holders(&info.name, &reply);
         }
@@ -339,14 +347,19 @@ impl Server {
             Request::Report { id: query, report } => return self.take_report(id, query, report),
             Request::Hold => self.hold(id),
             Request::Links => Reply::Links(self.links()),
-            Request::LinkAdd { xdp: Some(_), .. } => Reply::Refused(Refusal::XdpUnsupported {
-                what: "AF_XDP".to_owned(),
-            }),
+            Request::LinkAdd {
+                name,
+                netdev,
+                xdp: Some(options),
+            } => match self.add_xdp(id, &name, &netdev, &options) {
+                Ok(()) => Reply::Done,
+                Err(refusal) => Reply::Refused(refusal),
+            },
             Request::LinkAdd {
                 name,
                 netdev,
                 xdp: None,
-            } => self.change_devices(id, |devices| devices.add(&name, &netdev)),
+            } => self.change_devices(id, |devices| Ok(vec![devices.add(&name, &netdev)?])),
             Request::LinkDel { name } => match self.holders(&name).len() {
                 0 => self.change_devices(id, |devices| devices.remove(&name)),
                 leases => Reply::Refused(Refusal::DeviceBusy {
@@ -367,7 +380,7 @@ impl Server {
     fn links(&self) -> Vec<LinkStatus> {
         let link = |device: &DeviceInfo| LinkStatus {
             device: device.clone(),
-            xdp: None,
+            xdp: self.xdp.get(&device.name).map(XdpDevice::status),
         };
         self.devices.iter().map(link).collect()
     }
@@ -376,12 +389,14 @@ impl Server {
     fn change_devices(
         &mut self,
         id: u32,
-        change: impl FnOnce(&mut Devices) -> Result<Change, Refusal>,
+        change: impl FnOnce(&mut Devices) -> Result<Vec<Change>, Refusal>,
     ) -> Reply {
         let allowed = self.connections.get(&id).map_or(Ok(()), Connection::check_owner);
         match allowed.and_then(|()| change(&mut self.devices)) {
-            Ok(change) => {
-                self.announce(&change);
+            Ok(changes) => {
+                for change in &changes {
+                    self.announce(change);
+                }
                 Reply::Done
             }
             Err(refusal) => Reply::Refused(refusal),
@@ -392,30 +407,53 @@ impl Server {
         let info = self.devices.get(device).ok_or_else(|| Refusal::UnknownDevice {
             name: device.to_owned(),
         })?;
-        let Some(connection) = self.connections.get_mut(&id) else {
+        let info = info.clone();
+        let Some(connection) = self.connections.get(&id) else {
             return Ok(());
         };
         if connection.lease.is_some() {
             return Err(Refusal::Failed("one connection holds one lease".to_owned()));
         }
+        let (pid, is_owner) = (connection.pid(), connection.is_owner());
         let slot = self.free.take().ok_or(Refusal::SlotTableFull {
             slots: u32::from(self.slots),
         })?;
+        let seat = match self.take_seat(device, slot) {
+            Ok(seat) => seat,
+            Err(refusal) => {
+                self.free.give_back(slot);
+                return Err(refusal);
+            }
+        };
         let rx = match self.sockets.accept_traffic(slot) {
+            Ok(rx) => rx.try_clone_to_owned(),
+            Err(error) => Err(error),
+        };
+        let rx = match rx {
             Ok(rx) => rx,
             Err(error) => {
-                self.free.give_back(slot);
+                self.take_back(slot);
                 return Err(Refusal::Failed(format!("slot {slot}: {error}")));
             }
         };
-        info!(slot, device, pid = connection.pid(), "leased");
-        let heirloom = self.sockets.heirloom().filter(|_| connection.is_owner());
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(rx).chain(heirloom).collect();
+        info!(slot, seat, device, pid, "leased");
+        let heirloom = self.sockets.heirloom().filter(|_| is_owner || seat.is_some());
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(rx.as_fd())
+            .chain(
+                seat.zip(self.xdp.get(device))
+                    .map(|(seat, device)| device.fds(seat))
+                    .unwrap_or_default(),
+            )
+            .chain(heirloom)
+            .collect();
         let lease = LeaseState {
             slot,
             device: device.to_owned(),
         };
-        if !connection.send_lease(lease, info.clone(), &fds) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return Ok(());
+        };
+        if !connection.send_lease(lease, seat, info, &fds) {
             self.drop_connection(id, "lease not taken");
         }
         Ok(())
@@ -434,19 +472,24 @@ impl Server {
         if has_lease || !self.presumed.contains(&slot) {
             return Err(Refusal::UnknownLease);
         }
+        let mode = self.restore_mode(earlier, slot, fds.get(2))?;
         let leased: BTreeSet<String> = self
             .connections
             .values()
             .filter_map(|it| it.lease.as_ref())
             .map(|lease| lease.device.clone())
             .collect();
-        for change in self.devices.restore(earlier, |name| leased.contains(name)) {
+        for change in self.devices.restore(earlier, mode, |name| leased.contains(name)) {
             self.announce(&change);
         }
+        self.forget_port_without_device(&earlier.name);
         let info = self.devices.get(&earlier.name).cloned();
         let info = info.ok_or_else(|| Refusal::UnknownDevice {
             name: earlier.name.clone(),
         })?;
+        if info.mode != mode {
+            return Err(Refusal::UnknownLease);
+        }
         if let Some(connection) = self.connections.get_mut(&id) {
             info!(slot, device = info.name, pid = connection.pid(), "lease goes on");
             connection.lease = Some(LeaseState {
@@ -482,6 +525,7 @@ impl Server {
 
     fn take_back(&mut self, slot: u8) {
         self.idle_since = Instant::now();
+        self.end_seats(slot);
         match self.sockets.reject_traffic(slot) {
             Ok(()) => self.free.give_back(slot),
             // A slot that can't be closed is not leased again.
@@ -534,6 +578,10 @@ impl Server {
         if !self.presumed.is_empty() && self.next_search <= now {
             self.next_search = now + SEARCH_INTERVAL;
             self.search_dead();
+            // Who had an interface in XDP mode has come by now.
+            for change in self.devices.leave_xdp(false) {
+                self.announce(&change);
+            }
         }
         let (over, open) = std::mem::take(&mut self.queries)
             .into_iter()

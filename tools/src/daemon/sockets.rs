@@ -18,6 +18,7 @@ use rustix::net::{
 };
 use tracing::warn;
 
+use super::xdp::is_own;
 use super::{groups, sys};
 
 /// The UDP port of RoCE v2 (IBTA annex A17).
@@ -60,22 +61,21 @@ impl SlotSockets {
         Ok(Self { sockets, heirloom })
     }
 
-    /// Takes the sockets over from an earlier daemon.
+    /// Takes the sockets over from an earlier daemon of this user. Whoever shows them: they are their maker's, and what
+    /// lies in the queue was put there before anyone else had it.
     pub fn inherit(heirloom: OwnedFd) -> io::Result<Self> {
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        if !is_own(heirloom.as_fd())? {
+            return Err(invalid("a socket of another user"));
+        }
         let message = protocol::receive(heirloom.as_fd(), RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
         if message.bytes != HEIRLOOM_MARK || message.fds.len() < 2 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "no sockets of a ferroced",
-            ));
+            return Err(invalid("no sockets of a ferroced"));
         }
         for socket in &message.fds {
             // Anything else would not be what programs take it for.
-            if !is_bound_to_port(socket) || !sockopt::socket_reuseport(socket)? {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "a socket of another port",
-                ));
+            if !is_own(socket.as_fd())? || !is_bound_to_port(socket) || !sockopt::socket_reuseport(socket)? {
+                return Err(invalid("a socket of another port, or of another user"));
             }
         }
         Ok(Self {

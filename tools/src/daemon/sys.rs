@@ -111,7 +111,6 @@ pub fn termination_signals() -> io::Result<OwnedFd> {
 /// Speed of a network interface in Mbit/s (ETHTOOL_GSET); `None` if it does not tell. Any socket of its namespace does.
 pub fn link_speed(socket: BorrowedFd<'_>, interface: &str) -> Option<u32> {
     const ETHTOOL_GSET: u32 = 1;
-    const SIOCETHTOOL: libc::c_ulong = 0x8946;
     const UNKNOWN: u32 = u32::MAX;
     /// `struct ethtool_cmd`.
     #[repr(C)]
@@ -130,20 +129,89 @@ pub fn link_speed(socket: BorrowedFd<'_>, interface: &str) -> Option<u32> {
         command: ETHTOOL_GSET,
         ..Settings::default()
     };
+    // SAFETY: the structure is that of the command.
+    unsafe { ask_driver(socket, interface, &mut settings) }.ok()?;
+    let speed = u32::from(settings.speed) | u32::from(settings.speed_high) << 16;
+    // Virtual interfaces say 0 or -1, of which drivers give one half or both.
+    (speed != 0 && speed != UNKNOWN && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
+/// Queues for receiving and for sending that a network interface has in use (ETHTOOL_GCHANNELS); `None` if it does not
+/// tell. Any socket of its namespace does.
+pub fn channels(socket: BorrowedFd<'_>, interface: &str) -> Option<(u32, u32)> {
+    const ETHTOOL_GCHANNELS: u32 = 0x3c;
+    /// `struct ethtool_channels`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Channels {
+        command: u32,
+        /// Of receiving, sending, other things, and both receiving and sending: the most, then those in use.
+        most: [u32; 4],
+        receive: u32,
+        send: u32,
+        other: u32,
+        combined: u32,
+    }
+    const { assert!(size_of::<Channels>() == 36) };
+    let mut channels = Channels {
+        command: ETHTOOL_GCHANNELS,
+        ..Channels::default()
+    };
+    // SAFETY: the structure is that of the command.
+    unsafe { ask_driver(socket, interface, &mut channels) }.ok()?;
+    let with_combined = |queues: u32| queues.saturating_add(channels.combined);
+    let (receive, send) = (with_combined(channels.receive), with_combined(channels.send));
+    (receive > 0 && send > 0).then_some((receive, send))
+}
+
+/// What an AF_XDP socket could not take.
+pub struct XdpStatistics {
+    /// Packets for which its receive ring had no room.
+    pub ring_full: u64,
+    /// Packets for which there was no frame.
+    pub no_frame: u64,
+}
+
+/// Reads `XDP_STATISTICS` of an AF_XDP socket.
+pub fn xdp_statistics(socket: BorrowedFd<'_>) -> io::Result<XdpStatistics> {
+    const SOL_XDP: i32 = 283;
+    const XDP_STATISTICS: i32 = 7;
+    // `struct xdp_statistics`: dropped for other reasons, bad descriptors of both rings, receive ring full, fill ring
+    // empty, transmit ring empty.
+    let mut counters = [0u64; 6];
+    let mut length = size_of_val(&counters) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to the live array, and the new length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            SOL_XDP,
+            XDP_STATISTICS,
+            counters.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    checked(result)?;
+    let [_, _, _, ring_full, no_frame, _] = counters;
+    Ok(XdpStatistics { ring_full, no_frame })
+}
+
+/// `SIOCETHTOOL`.
+///
+/// # Safety
+/// `command` is to begin with a command that neither reads nor writes more than a value of its type has.
+unsafe fn ask_driver<T>(socket: BorrowedFd<'_>, interface: &str, command: &mut T) -> io::Result<()> {
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
     // SAFETY: zeros are a request without a name.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if interface.len() >= request.ifr_name.len() {
-        return None;
+        return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = from as libc::c_char;
     }
-    request.ifr_ifru.ifru_data = (&raw mut settings).cast();
-    // SAFETY: the request names an interface and points to the structure of its command, which is live.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
-    let speed = u32::from(settings.speed) | u32::from(settings.speed_high) << 16;
-    // Virtual interfaces say 0 or -1, of which drivers give one half or both.
-    (result == 0 && speed != 0 && speed != UNKNOWN && speed != u32::from(u16::MAX)).then_some(speed)
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
+    // SAFETY: the request names an interface and points to a live structure, as large as the caller says.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) }).map(drop)
 }
 
 /// Makes every descriptor from 3 on close-on-exec: a detached daemon must keep no pipe of its

@@ -17,8 +17,8 @@ Words after `netdev IF`, in any order:
                                   are faster; programs that use a device in XDP mode must trust
                                   one another
  with `mode xdp`:
-  queues N                        receive queues to serve; RoCE that arrives on others is lost
-                                  [default: all]
+  queues N                        receive queues to serve; RoCE that arrives on others takes the
+                                  slower way by UDP sockets [default: all]
   zerocopy { auto | on | off }    whether the driver reads and writes frames itself [default: auto,
                                   where it can]
   chunk { 2048 | 4096 }           bytes of a frame [default: by the MTU]
