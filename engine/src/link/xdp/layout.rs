@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes before a received frame, which XDP programs may write to (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: usize = 256;
-/// Frames for receiving on each queue beyond those that the seats can hold.
-const SPARE: u32 = 1024;
+/// Frames for receiving on each queue beyond those that the seats can hold: what lies in the fill ring at least.
+const SPARE: u32 = 512;
+/// Frames of each seat that are on their way from its ring to the fill ring.
+const RETURNING: u32 = 64;
 
 /// What a port was made of; the same for the daemon and all programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,10 +39,10 @@ impl Geometry {
             && (16..=4096).contains(&self.tx_ring)
     }
 
-    /// Frames for receiving on each queue: what all seats hold when their rings are full, and some more. So programs
-    /// that stop never starve the others.
+    /// Frames for receiving on each queue: what all seats hold when their rings are full and they are giving some back,
+    /// and some more. So programs that stop never starve the others.
     pub fn rx_frames(&self) -> u32 {
-        u32::from(self.seats) * self.rx_ring + SPARE
+        u32::from(self.seats) * (self.rx_ring + RETURNING) + SPARE
     }
 
     /// All frames. Those for receiving come first, queue by queue; then those for sending, seat by seat.

@@ -5,7 +5,11 @@
 
 pub mod hops;
 pub mod layout;
+mod memory;
 pub mod port;
+mod ring;
 pub mod seat;
+mod socket;
 
 pub use layout::Geometry;
+pub use port::{Features, Zerocopy};

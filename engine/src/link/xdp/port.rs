@@ -1,12 +1,16 @@
 //! A port: the memory and the sockets of an interface in XDP mode, as the daemon makes, leases and tidies them.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
 use super::Geometry;
 use super::hops::HopTable;
+use super::memory::{self, Control, Umem};
+use super::ring::{CompletionRing, FillRing};
+use super::seat::owner;
+use super::socket::{self, Layout};
 
 /// Whether the driver is to read and write the frames itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,59 +45,286 @@ pub struct PortError {
     pub source: io::Error,
 }
 
+/// How often the kernel is asked to send what a program left.
+const TRIES: usize = 8;
+
+impl PortError {
+    fn new(what: &'static str) -> impl Fn(io::Error) -> PortError {
+        move |source| PortError { what, source }
+    }
+}
+
 /// The memory and the sockets of an interface in XDP mode. Its descriptors can be shared with a successor.
-pub struct Port {}
+pub struct Port {
+    geometry: Geometry,
+    features: Features,
+    control_file: OwnedFd,
+    umem_file: OwnedFd,
+    /// By queue, then by seat.
+    sockets: Vec<Vec<OwnedFd>>,
+    /// By queue.
+    pools: Vec<Pool>,
+    control: Control,
+}
+
+/// The rings that all sockets of a queue share.
+struct Pool {
+    fill: FillRing,
+    completions: CompletionRing,
+}
 
 impl Port {
     /// Makes the memory files and the sockets of all seats, bound to the queues of an interface, and fills the fill rings.
-    pub fn create(_ifindex: u32, _geometry: Geometry, _zerocopy: Zerocopy) -> Result<Port, PortError> {
-        todo!()
+    ///
+    /// # Errors
+    /// What was tried, and what the kernel said; nothing is left then.
+    pub fn create(ifindex: u32, geometry: Geometry, zerocopy: Zerocopy) -> Result<Port, PortError> {
+        if !geometry.is_sound() {
+            let source = io::ErrorKind::InvalidInput.into();
+            return Err(PortError::new("such a port can't be")(source));
+        }
+        // First of all, to know whether there can be a port.
+        let first = socket::create().map_err(socket_error)?;
+        let no_memory = PortError::new("memory for the frames can't be had");
+        let control_file = memory::create_file(c"ferroce-xdp-control", Control::len(&geometry), false)
+            .map_err(&no_memory)?;
+        let (umem_file, umem, hugepages) = frames(&geometry).map_err(&no_memory)?;
+        let (sockets, features) = open_sockets(first, ifindex, &geometry, zerocopy, &umem)?;
+        drop(umem);
+        let features = Features {
+            hugepages,
+            ..features
+        };
+        let port = Port::new(geometry, features, control_file, umem_file, sockets)?;
+        for (queue, pool) in (0..).zip(&port.pools) {
+            for frame in geometry.frames_of_queue(queue) {
+                pool.fill.push(port.address_of(frame));
+            }
+            if pool.fill.needs_wakeup() {
+                socket::kick_fill(&port.sockets[usize::from(queue)][0]);
+            }
+        }
+        Ok(port)
     }
 
     /// Goes on with the port of an earlier daemon; `sockets` by queue, then by seat.
+    ///
+    /// # Errors
+    /// These are not what they should be.
     pub fn inherit(
-        _geometry: Geometry,
-        _features: Features,
-        _control: OwnedFd,
-        _umem: OwnedFd,
-        _sockets: Vec<Vec<OwnedFd>>,
+        geometry: Geometry,
+        features: Features,
+        control: OwnedFd,
+        umem: OwnedFd,
+        sockets: Vec<Vec<OwnedFd>>,
     ) -> Result<Port, PortError> {
-        todo!()
+        let seats = usize::from(geometry.seats);
+        let whole = geometry.is_sound()
+            && sockets.len() == usize::from(geometry.queues)
+            && sockets.iter().all(|queue| queue.len() == seats);
+        if !whole {
+            let source = io::ErrorKind::InvalidData.into();
+            return Err(PortError::new("the port of an earlier daemon is incomplete")(
+                source,
+            ));
+        }
+        let port = Port::new(geometry, features, control, umem, sockets)?;
+        port.control.hops().repair();
+        Ok(port)
+    }
+
+    fn new(
+        geometry: Geometry,
+        features: Features,
+        control_file: OwnedFd,
+        umem_file: OwnedFd,
+        sockets: Vec<Vec<OwnedFd>>,
+    ) -> Result<Port, PortError> {
+        let pools = sockets.iter().map(|queue| Pool::of(&queue[0], &geometry));
+        let pools = pools.collect::<io::Result<_>>();
+        let pools = pools.map_err(PortError::new("the rings of AF_XDP sockets can't be mapped"))?;
+        let control = Control::map(&control_file, &geometry);
+        let control = control.map_err(PortError::new("shared memory can't be mapped"))?;
+        Ok(Port {
+            geometry,
+            features,
+            control_file,
+            umem_file,
+            sockets,
+            pools,
+            control,
+        })
     }
 
     /// What it is made of.
     pub fn geometry(&self) -> Geometry {
-        todo!()
+        self.geometry
     }
 
     /// What the kernel can do.
     pub fn features(&self) -> Features {
-        todo!()
+        self.features
     }
 
     /// The memory file of what processes tell each other.
     pub fn control(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.control_file.as_fd()
     }
 
     /// The memory file of the frames.
     pub fn umem(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.umem_file.as_fd()
     }
 
-    /// The socket of a seat on a queue.
-    pub fn socket(&self, _queue: u16, _seat: u16) -> BorrowedFd<'_> {
-        todo!()
+    /// The socket of a seat on a queue; both must be of the geometry.
+    pub fn socket(&self, queue: u16, seat: u16) -> BorrowedFd<'_> {
+        self.sockets[usize::from(queue)][usize::from(seat)].as_fd()
     }
 
     /// Takes back what a program had that is gone: no packet comes to its sockets any more (they are out of the map).
     /// Frames that it received go back to the fill ring; those that it was sending are free when they are sent.
-    pub fn reclaim(&self, _seat: u16) {
-        todo!()
+    ///
+    /// A daemon killed in here leaves what its successor finds by doing it again, but for one frame at most. So does a
+    /// kernel that does not let its rings be mapped, which is logged.
+    pub fn reclaim(&self, seat: u16) {
+        let queues = (0..self.geometry.queues).map(|queue| self.reclaim_received(queue, seat));
+        for outcome in queues.chain(std::iter::once_with(|| self.reclaim_sent(seat))) {
+            if let Err(error) = outcome {
+                tracing::warn!(%error, seat, "frames of a program that is gone can't be taken back yet");
+            }
+        }
+    }
+
+    fn reclaim_received(&self, queue: u16, seat: u16) -> io::Result<()> {
+        let socket = self.socket(queue, seat);
+        let mut ring = Layout::of(socket)?.rx(socket, self.geometry.rx_ring)?;
+        let frames = self.geometry.frames_of_queue(queue);
+        // What the ring holds is marked as the program's first, so that all it had is found by the marks: once each.
+        for ahead in 0..ring.available() {
+            let frame = ring.peek(ahead).address / u64::from(self.geometry.chunk);
+            if let Ok(frame) = u32::try_from(frame)
+                && frames.contains(&frame)
+            {
+                self.control.own(frame, owner(seat));
+            }
+        }
+        ring.release_all();
+        let fill = &self.pools[usize::from(queue)].fill;
+        for frame in frames {
+            if self.control.disown(frame, owner(seat)) {
+                fill.push(self.address_of(frame));
+            }
+        }
+        if fill.needs_wakeup() {
+            socket::kick_fill(&self.sockets[usize::from(queue)][usize::from(seat)]);
+        }
+        Ok(())
+    }
+
+    fn reclaim_sent(&self, seat: u16) -> io::Result<()> {
+        let queue = usize::from(self.geometry.tx_queue(seat));
+        let socket = &self.sockets[queue][usize::from(seat)];
+        let mut ring = Layout::of(socket.as_fd())?.tx(socket.as_fd(), self.geometry.tx_ring)?;
+        // It leaves as from a device that had it already. What can't leave now does when the next program sends.
+        for _ in 0..TRIES {
+            self.drain(queue);
+            if ring.waiting() == 0 || socket::kick_transmit(socket).is_ok() {
+                break;
+            }
+        }
+        self.drain(queue);
+        for frame in self.geometry.frames_of_seat(seat) {
+            self.control.age_busy(frame);
+        }
+        Ok(())
+    }
+
+    fn drain(&self, queue: usize) {
+        while let Some(address) = self.pools[queue].completions.pop() {
+            if let Ok(frame) = u32::try_from(address / u64::from(self.geometry.chunk)) {
+                self.control.set_busy(frame, false);
+            }
+        }
+    }
+
+    fn address_of(&self, frame: u32) -> u64 {
+        u64::from(frame) * u64::from(self.geometry.chunk)
     }
 
     /// The table of next hops.
     pub fn hops(&self) -> &HopTable {
-        todo!()
+        self.control.hops()
     }
+}
+
+impl Pool {
+    fn of(socket: &OwnedFd, geometry: &Geometry) -> io::Result<Pool> {
+        let layout = Layout::of(socket.as_fd())?;
+        Ok(Pool {
+            fill: layout.fill(socket.as_fd(), geometry.fill_ring())?,
+            completions: layout.completion(socket.as_fd(), geometry.completion_ring())?,
+        })
+    }
+}
+
+/// Memory for the frames, in huge pages if enough are free.
+fn frames(geometry: &Geometry) -> io::Result<(OwnedFd, Umem, bool)> {
+    let of = |hugepages| -> io::Result<_> {
+        let file = memory::create_file(c"ferroce-xdp-frames", Umem::file_len(geometry), hugepages)?;
+        // Huge pages are set aside here, or there are not enough.
+        let umem = Umem::map(&file, geometry)?;
+        Ok((file, umem, hugepages))
+    };
+    of(true).or_else(|_| of(false))
+}
+
+/// Makes and binds the sockets of all seats, by queue and seat.
+fn open_sockets(
+    first: OwnedFd,
+    ifindex: u32,
+    geometry: &Geometry,
+    zerocopy: Zerocopy,
+    umem: &Umem,
+) -> Result<(Vec<Vec<OwnedFd>>, Features), PortError> {
+    let no_rings = PortError::new("the rings of AF_XDP sockets can't be made");
+    let mut features = Features::default();
+    let mut first = Some(first);
+    let mut sockets: Vec<Vec<OwnedFd>> = Vec::new();
+    for queue in 0..geometry.queues {
+        let mut of_queue: Vec<OwnedFd> = Vec::new();
+        for seat in 0..geometry.seats {
+            let (socket, is_first) = match first.take() {
+                Some(socket) => (socket, true),
+                None => (socket::create().map_err(socket_error)?, false),
+            };
+            let fd = socket.as_fd();
+            if is_first {
+                let refused = PortError::new("the kernel does not take the memory for the frames");
+                socket::register(fd, umem, geometry).map_err(refused)?;
+            }
+            if seat == 0 {
+                socket::create_pool(fd, geometry).map_err(&no_rings)?;
+            }
+            let transmit = geometry.tx_queue(seat) == queue;
+            socket::create_rings(fd, geometry, transmit).map_err(&no_rings)?;
+            // The socket whose memory it shares, and whose pool too if that is of the same queue.
+            match of_queue.first().or_else(|| sockets.first()?.first()) {
+                None => features = socket::bind_first(fd, ifindex, zerocopy)?,
+                Some(like) => socket::bind_shared(fd, ifindex, queue, like.as_fd())?,
+            }
+            of_queue.push(socket);
+        }
+        sockets.push(of_queue);
+    }
+    Ok((sockets, features))
+}
+
+fn socket_error(source: io::Error) -> PortError {
+    let what = match source.raw_os_error() {
+        Some(libc::EAFNOSUPPORT) => "the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)",
+        Some(libc::EPERM | libc::EACCES) => "AF_XDP sockets need CAP_NET_RAW",
+        Some(libc::EMFILE | libc::ENFILE) => "too many open files for a socket of each seat on each queue",
+        _ => "an AF_XDP socket can't be made",
+    };
+    PortError { what, source }
 }

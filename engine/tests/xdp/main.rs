@@ -1,0 +1,327 @@
+//! Ports and seats on a pair of veth interfaces, with a minimal XDP program. Needs root: XDP programs can't be loaded
+//! from a user namespace.
+
+mod bpf;
+
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bpf::Steering;
+use ferroce_engine::link::xdp::port::Port;
+use ferroce_engine::link::xdp::seat::Seat;
+use ferroce_engine::link::xdp::{Geometry, Zerocopy};
+use rustix::thread::UnshareFlags;
+
+const QUEUES: u16 = 2;
+const GEOMETRY: Geometry = Geometry {
+    chunk: 2048,
+    queues: QUEUES,
+    seats: 4,
+    rx_ring: 64,
+    tx_ring: 64,
+};
+/// Bytes of an Ethernet header; behind it the test says the seat, then a number.
+const HEADER: usize = 14;
+
+/// An interface with a port, all of whose seats get what is for them.
+struct End {
+    port: Port,
+    _steering: Steering,
+}
+
+impl End {
+    fn new(interface: &str) -> End {
+        let name = std::ffi::CString::new(interface).unwrap();
+        let ifindex = bpf::index(&name);
+        let port = Port::create(ifindex, GEOMETRY, Zerocopy::Auto).unwrap();
+        let steering = Steering::attach(ifindex);
+        for queue in 0..QUEUES {
+            for seat in 0..GEOMETRY.seats {
+                steering.set(queue, seat, port.socket(queue, seat));
+            }
+        }
+        End {
+            port,
+            _steering: steering,
+        }
+    }
+
+    fn seat(&self, seat: u16) -> Seat {
+        let own = |fd: std::os::fd::BorrowedFd<'_>| -> OwnedFd { fd.try_clone_to_owned().unwrap() };
+        let sockets = (0..QUEUES).map(|queue| own(self.port.socket(queue, seat)));
+        let (control, umem) = (own(self.port.control()), own(self.port.umem()));
+        Seat::open(GEOMETRY, seat, control, umem, sockets.collect()).unwrap()
+    }
+}
+
+/// Runs a test in a network namespace of its own with two interfaces `a` and `b`, if that may be.
+fn on_veth(test: fn()) {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: loading XDP programs needs root");
+        return;
+    }
+    let inside = move || {
+        // SAFETY: threads have their own network namespaces; nothing else is unshared.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        let queues = format!("numrxqueues {QUEUES} numtxqueues {QUEUES} mtu 9000");
+        ip(&format!(
+            "link add name a {queues} type veth peer name b {queues}"
+        ));
+        ip("link set dev a up");
+        ip("link set dev b up");
+        test();
+    };
+    thread::spawn(inside).join().unwrap();
+}
+
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// Writes a frame with a number for a seat, every byte of which depends on the number.
+fn write(frame: &mut [u8], seat: u16, number: u32) {
+    frame.fill(number as u8);
+    frame[..6].fill(0xff);
+    frame[6..12].fill(2);
+    frame[12..14].copy_from_slice(&0x88b5u16.to_be_bytes());
+    frame[HEADER] = seat as u8;
+    frame[HEADER + 1..][..4].copy_from_slice(&number.to_le_bytes());
+}
+
+/// The number in a frame, if it is one of the test's; it must be whole.
+fn read(frame: &[u8], len: usize, seat: u16) -> Option<u32> {
+    if frame.get(12..14)? != 0x88b5u16.to_be_bytes() {
+        return None;
+    }
+    assert_eq!(u16::from(frame[HEADER]), seat);
+    let number = u32::from_le_bytes(*frame[HEADER + 1..].first_chunk().unwrap());
+    assert_eq!(frame.len(), len);
+    assert!(frame[HEADER + 5..].iter().all(|&byte| byte == number as u8));
+    Some(number)
+}
+
+/// Submits a frame, handing over what is queued where there is no room.
+fn send(from: &mut Seat, len: usize, to: u16, number: u32) {
+    let start = Instant::now();
+    loop {
+        if let Some(frames) = from.reserve(len) {
+            write(from.bytes(&frames), to, number);
+            from.submit(frames);
+            return;
+        }
+        from.kick().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "no room for 10 s");
+    }
+}
+
+/// Receives until so many frames of the test have come.
+fn receive(at: &mut Seat, seat: u16, len: usize, count: usize) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    let start = Instant::now();
+    while numbers.len() < count {
+        at.receive(&mut |frame| numbers.extend(read(frame, len, seat)));
+        let lost = count - numbers.len();
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{lost} of {count} lost"
+        );
+    }
+    numbers
+}
+
+#[test]
+fn frames_go_from_seat_to_seat() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        assert!(a.port.features().multi_buffer);
+        // One seat for each queue to send on.
+        let mut senders = [a.seat(0), a.seat(1)];
+        let mut receivers = [b.seat(1), b.seat(2), b.seat(3)];
+        for len in [60, 1000, 1792, 2000, 2048, 2049, 3500, 4096] {
+            for sender in &mut senders {
+                for round in 0..100 {
+                    for (to, receiver) in (1..).zip(&mut receivers) {
+                        let numbers: Vec<_> = (0..20).map(|it| round * 20 + it).collect();
+                        for &number in &numbers {
+                            send(sender, len, to, number);
+                        }
+                        assert!(sender.kick().unwrap());
+                        assert_eq!(receive(receiver, to, len, 20), numbers, "{len} bytes");
+                    }
+                }
+            }
+        }
+        // And back, on both queues.
+        for (to, back) in (0..).zip(&mut senders) {
+            for receiver in &mut receivers {
+                send(receiver, 100, to, 7);
+                assert!(receiver.kick().unwrap());
+                assert_eq!(receive(back, to, 100, 1), [7]);
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_is_lost_with_programs_that_die() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let mut sender = a.seat(0);
+        for round in 0..300u32 {
+            // It dies with some frames that it has seen, more that it has not, and some on their way out.
+            let mut victim = b.seat(1);
+            for number in 0..64 {
+                send(&mut sender, 100, 1, number);
+            }
+            assert!(sender.kick().unwrap());
+            if round % 2 == 0 {
+                assert!(victim.receive(&mut |_| {}) > 0);
+            }
+            for number in 0..round % 64 {
+                send(&mut victim, 100, 0, number);
+            }
+            drop(victim);
+            b.port.reclaim(1);
+            // What it had queued leaves.
+            assert_eq!(
+                receive(&mut sender, 0, 100, (round % 64) as usize).len(),
+                (round % 64) as usize
+            );
+        }
+        // All frames are there: every seat's rings can be filled.
+        for seat in 1..GEOMETRY.seats {
+            let mut receiver = b.seat(seat);
+            for number in 0..64 {
+                send(&mut sender, 100, seat, number);
+            }
+            assert!(sender.kick().unwrap());
+            assert_eq!(receive(&mut receiver, seat, 100, 64).len(), 64);
+        }
+        // And all frames to send.
+        let mut heir = b.seat(1);
+        for number in 0..64 {
+            let frames = heir.reserve(100).unwrap();
+            write(heir.bytes(&frames), 0, number);
+            heir.submit(frames);
+        }
+    });
+}
+
+#[test]
+fn a_port_goes_over_to_a_successor() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let sockets = |queue| (0..GEOMETRY.seats).map(move |seat| (queue, seat));
+        let sockets = (0..QUEUES).map(|queue| {
+            let sockets = sockets(queue).map(|(queue, seat)| own(b.port.socket(queue, seat)));
+            sockets.collect::<Vec<_>>()
+        });
+        let sockets: Vec<_> = sockets.collect();
+        let (mut sender, mut receiver) = (a.seat(0), b.seat(2));
+        let (control, umem) = (own(b.port.control()), own(b.port.umem()));
+        let End { port, _steering } = b;
+        let features = port.features();
+        drop(port);
+        let heir = Port::inherit(GEOMETRY, features, control, umem, sockets).unwrap();
+        heir.reclaim(1);
+        send(&mut sender, 100, 2, 1);
+        assert!(sender.kick().unwrap());
+        assert_eq!(receive(&mut receiver, 2, 100, 1), [1]);
+    });
+}
+
+#[test]
+fn an_interface_that_is_down_is_an_error_and_no_more() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let (mut sender, mut receiver) = (a.seat(0), b.seat(1));
+        ip("link set dev a down");
+        send(&mut sender, 100, 1, 1);
+        let error = sender.kick().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENETDOWN));
+        ip("link set dev a up");
+        assert!(sender.kick().unwrap());
+        assert_eq!(receive(&mut receiver, 1, 100, 1), [1]);
+        ip("link del dev a");
+        send(&mut sender, 100, 1, 1);
+        let error = sender.kick().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
+        assert_eq!(receiver.receive(&mut |_| {}), 0);
+    });
+}
+
+#[test]
+fn what_a_port_can_not_have_is_said() {
+    on_veth(|| {
+        let ifindex = bpf::index(c"a");
+        let error = Port::create(ifindex, GEOMETRY, Zerocopy::On).err().unwrap();
+        assert_eq!(error.what, "its driver can't do zero-copy");
+        let more = Geometry {
+            queues: 3,
+            ..GEOMETRY
+        };
+        let error = Port::create(ifindex, more, Zerocopy::Auto).err().unwrap();
+        assert_eq!(error.source.raw_os_error(), Some(libc::EINVAL), "{error}");
+        let _first = Port::create(ifindex, GEOMETRY, Zerocopy::Off).unwrap();
+        let error = Port::create(ifindex, GEOMETRY, Zerocopy::Auto).err().unwrap();
+        assert_eq!(error.source.raw_os_error(), Some(libc::EBUSY), "{error}");
+        let error = Port::create(9999, GEOMETRY, Zerocopy::Auto).err().unwrap();
+        assert_eq!(error.source.raw_os_error(), Some(libc::ENODEV), "{error}");
+    });
+}
+
+/// Prints figures: `cargo test --release --test xdp figures -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn figures() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let (mut ping, mut pong) = (a.seat(0), b.seat(0));
+        let rounds = 200_000;
+        let echo = thread::spawn(move || {
+            bpf::pin_to(1);
+            for number in 0..rounds {
+                while pong.receive(&mut |_| {}) == 0 {}
+                send(&mut pong, 64, 0, number);
+                assert!(pong.kick().unwrap());
+            }
+        });
+        bpf::pin_to(0);
+        let mut times: Vec<_> = (0..rounds)
+            .map(|number| {
+                let start = Instant::now();
+                send(&mut ping, 64, 0, number);
+                assert!(ping.kick().unwrap());
+                while ping.receive(&mut |_| {}) == 0 {}
+                start.elapsed()
+            })
+            .collect();
+        echo.join().unwrap();
+        times.sort();
+        println!(
+            "round trip of 64 bytes: p50 {:?}, p99 {:?}",
+            times[100_000], times[198_000]
+        );
+        let start = Instant::now();
+        for _ in 0..10_000_000 {
+            assert_eq!(ping.receive(&mut |_| {}), 0);
+        }
+        println!("empty receive: {:?}", start.elapsed() / 10_000_000);
+        for len in [64, 2048, 4096] {
+            let (count, burst) = (500_000, 32);
+            let start = Instant::now();
+            for number in 0..count {
+                send(&mut ping, len, 200, number);
+                if number % burst == 0 {
+                    ping.kick().unwrap();
+                }
+            }
+            let each = start.elapsed() / count;
+            println!("send of {len} bytes to nobody: {each:?}");
+        }
+    });
+}
