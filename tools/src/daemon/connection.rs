@@ -200,6 +200,10 @@ impl Connection {
         device: DeviceInfo,
         fds: &[BorrowedFd<'_>],
     ) -> bool {
+        // A client that asked before it was welcomed gets the answers in their order.
+        if self.flush() != Ok(false) {
+            return false;
+        }
         let reply = Reply::Leased {
             seat,
             slot: lease.slot,

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,48 @@ pub fn in_fresh_namespace(test: &str) -> bool {
         .expect("unshare (util-linux) is needed");
     assert!(status.success(), "{test} failed inside its namespace");
     false
+}
+
+/// As [`in_fresh_namespace`], but with the privilege of the host's root, which XDP programs take. Without it the test is
+/// skipped, and says so.
+pub fn in_fresh_namespace_of_root(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    if !rustix::process::geteuid().is_root() || !may_use_bpf() {
+        eprintln!("SKIPPED {test}: XDP takes root's privilege on the host");
+        return false;
+    }
+    let status = Command::new("unshare")
+        .args(["-n", "-p", "-m", "--fork", "--kill-child", "--mount-proc", "--"])
+        // Of sysfs, the part that is of the network namespace.
+        .args([
+            "sh",
+            "-c",
+            "mount -t tmpfs -o mode=755 tmpfs /run && mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .env_remove("XDG_RUNTIME_DIR")
+        .status()
+        .expect("unshare (util-linux) is needed");
+    assert!(status.success(), "{test} failed inside its namespace");
+    false
+}
+
+/// Whether this process may load programs into the kernel: in a container root often may not.
+fn may_use_bpf() -> bool {
+    const CAP_NET_ADMIN: u32 = 12;
+    const CAP_BPF: u32 = 39;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let user_namespace = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_of_the_host = user_namespace.split_whitespace().eq(["0", "0", "4294967295"]);
+    is_of_the_host
+        && effective.is_some_and(|all| [CAP_NET_ADMIN, CAP_BPF].iter().all(|one| all >> one & 1 == 1))
 }
 
 /// Waits until it is true.
@@ -130,7 +173,21 @@ pub struct Holder {
 impl Holder {
     /// Starts it; the test binary must have a test `holder` that calls [`hold`].
     pub fn start(device: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::spawn(device, &mut Command::new(std::env::current_exe().unwrap()))
+    }
+
+    /// Starts it as an ordinary user of that id, in the group of that id.
+    pub fn start_as(device: &str, id: u32) -> Self {
+        // Where others may read it.
+        let program = format!("/run/holder-{id}");
+        if !std::path::Path::new(&program).exists() {
+            std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        }
+        Self::spawn(device, Command::new(program).current_dir("/").uid(id).gid(id))
+    }
+
+    fn spawn(device: &str, command: &mut Command) -> Self {
+        let mut child = command
             .args(["--exact", "holder", "--nocapture"])
             .env(HOLD, device)
             .stdin(Stdio::piped())

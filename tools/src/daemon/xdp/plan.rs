@@ -45,7 +45,7 @@ pub fn check(interface: &Interface, all: &Interfaces) -> Result<(), Refusal> {
     if interface.lo {
         return unsuitable(
             "the loopback".to_owned(),
-            "its device in UDP mode is as good, as what stays on the host takes sockets anyway",
+            "use its device in UDP mode, as packets that stay on the host take UDP sockets anyway",
         );
     }
     if !interface.ethernet {
@@ -66,7 +66,7 @@ pub fn check(interface: &Interface, all: &Interfaces) -> Result<(), Refusal> {
         };
         return unsuitable(
             format!("a port of the {kind} {name}"),
-            "take it out (`ip link set` ... `nomaster`), or use a device of that one in UDP mode",
+            &format!("`ip link set {netdev} nomaster` takes it out; or use the device of {name} in UDP mode"),
         );
     }
     if !interface.up {
