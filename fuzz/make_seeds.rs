@@ -36,6 +36,7 @@ impl Seeds {
     fn add_frame(&mut self, bytes: &[u8]) {
         let Ok(frame) = Frame::parse(bytes) else {
             self.add("parse_frame", "not-roce", bytes);
+            self.add("xdp_frame", "not-roce", bytes);
             return;
         };
         let packet = frame.datagram.packet;
@@ -53,6 +54,7 @@ impl Seeds {
         let udp_payload = &frame.datagram.bytes()[frame.datagram.network.header_len()..];
         self.add("parse_packet", name, udp_payload);
         self.add("parse_frame", &format!("{network}{tag}"), bytes);
+        self.add("xdp_frame", &format!("{network}{tag}"), bytes);
         let pad = packet.bth().pad;
         self.add("icrc", &format!("{network}-pad-{pad}"), frame.datagram.bytes());
         if packet.bth().dest_qpn == GSI_QPN

@@ -130,6 +130,24 @@ impl Icrc {
         Self::start(&bytes)
     }
 
+    /// Starts with network headers and the BTH as they are on the wire: `outer` is an IPv4 or IPv6 header with UDP, or
+    /// the GRH of RoCEv1. `None` if it has the length of none of these.
+    pub fn on_the_wire(outer: &[u8], bth: &[u8; Bth::LEN]) -> Option<Self> {
+        let mut bytes = [0; MAX_OUTER_LEN + Bth::LEN];
+        let masked = bytes.get_mut(..outer.len() + Bth::LEN)?;
+        let (head, end) = masked.split_at_mut(outer.len());
+        head.copy_from_slice(outer);
+        mask_outer(head)?;
+        end.copy_from_slice(&masked_bth(bth));
+        Some(Self::start(masked))
+    }
+
+    /// Goes on where another ended: `state` is what its [`Icrc::finish`] gave.
+    #[inline]
+    pub fn resume(state: u32) -> Self {
+        Self(Hasher::new_with_initial(state))
+    }
+
     fn start(masked: &[u8]) -> Self {
         let mut hasher = Hasher::new_with_initial(SEED);
         hasher.update(masked);
@@ -176,6 +194,25 @@ fn mask_ipv6(header: &mut [u8]) {
     header[7] = 0xff;
 }
 
+/// Sets what the ICRC leaves out of network headers, which are told apart by their length; `None` if it is that of none.
+fn mask_outer(header: &mut [u8]) -> Option<()> {
+    match header.len() {
+        len if len == IPV4_LEN + UDP_LEN => {
+            header[1] = 0xff;
+            header[8] = 0xff;
+            header[10..12].fill(0xff);
+            header[len - 2..].fill(0xff);
+        }
+        len if len == IPV6_LEN + UDP_LEN => {
+            mask_ipv6(header);
+            header[len - 2..].fill(0xff);
+        }
+        IPV6_LEN => mask_ipv6(header),
+        _ => return None,
+    }
+    Some(())
+}
+
 /// The ICRC that a packet should have, and where the packet ends: where its header's length
 /// says, so that the padding of short Ethernet frames does no harm.
 fn compute_with_end(ip_packet: &[u8]) -> Result<(u32, usize), ParseError> {
@@ -193,22 +230,7 @@ fn compute_with_end(ip_packet: &[u8]) -> Result<(u32, usize), ParseError> {
     let (outer, packet) = covered.split_at_checked(outer_len).ok_or(truncated)?;
     let (bth, rest) = packet.split_first_chunk().ok_or(truncated)?;
 
-    let mut masked = [0; MAX_OUTER_LEN];
-    let masked = &mut masked[..outer_len];
-    masked.copy_from_slice(outer);
-    match network {
-        Network::Ipv4 { .. } => {
-            masked[1] = 0xff;
-            masked[8] = 0xff;
-            masked[10..12].fill(0xff);
-        }
-        Network::Ipv6 { .. } | Network::Grh(_) => mask_ipv6(masked),
-    }
-    if network.udp().is_some() {
-        masked[outer_len - 2..].fill(0xff);
-    }
-    let mut icrc = Icrc::start(masked);
-    icrc.update_bth(bth);
+    let mut icrc = Icrc::on_the_wire(outer, bth).ok_or(truncated)?;
     icrc.update(rest);
     Ok((icrc.finish(), end))
 }

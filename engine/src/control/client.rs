@@ -1,6 +1,8 @@
 //! The process's side of the control connection: asking for a lease, and keeping it.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,7 +16,7 @@ use rustix::time::{
 };
 
 use super::protocol::{self, Datagram, Hello, Reply, Request, Welcome};
-use super::{ControlError, DeviceInfo, Peer, Refusal, Report};
+use super::{ControlError, DeviceInfo, LinkMode, Peer, Refusal, Report, XdpInfo};
 
 /// Time from the end of a daemon to the first look for the next; doubled with each look.
 pub(super) const FIRST_PATIENCE: Duration = Duration::from_millis(50);
@@ -112,12 +114,64 @@ pub struct Lease {
     slot: u8,
     rx: OwnedFd,
     heirloom: Option<OwnedFd>,
+    /// That of the port, on a device in XDP mode.
+    port_heirloom: Option<OwnedFd>,
+    /// Until the link takes it.
+    seat: Mutex<Option<SeatFiles>>,
     info: DeviceInfo,
     /// An epoll descriptor: it stays the same while connections come and go.
     control: OwnedFd,
     /// Expires when it is time to look for a new daemon.
     timer: OwnedFd,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+}
+
+/// A seat at the port of a device in XDP mode, as it was leased.
+#[derive(Debug)]
+pub struct SeatFiles {
+    /// Its number.
+    pub seat: u16,
+    /// The port.
+    pub port: XdpInfo,
+    /// The memory file of what processes tell each other.
+    pub control: OwnedFd,
+    /// The memory file of the frames.
+    pub umem: OwnedFd,
+    /// Its sockets, by queue.
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// Takes the descriptors of a seat from those that came with a lease, and the port's heirloom.
+fn take_seat(
+    seat: Option<u16>,
+    mode: LinkMode,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Option<(SeatFiles, OwnedFd)>, ControlError> {
+    let (seat, port) = match (seat, mode) {
+        (Some(seat), LinkMode::Xdp(port)) => (seat, port),
+        (None, LinkMode::Udp) => return Ok(None),
+        _ => return Err(ControlError::Malformed("a seat where there is no port, or none")),
+    };
+    if !port.geometry.is_sound() || seat >= port.geometry.seats {
+        return Err(ControlError::Malformed("no sound port"));
+    }
+    let missing = ControlError::Malformed("not all files of a seat");
+    let (Some(control), Some(umem)) = (fds.next(), fds.next()) else {
+        return Err(missing);
+    };
+    let queues = usize::from(port.geometry.queues);
+    let sockets: Vec<_> = fds.take(queues).collect();
+    let Some(heirloom) = fds.next().filter(|_| sockets.len() == queues) else {
+        return Err(missing);
+    };
+    let files = SeatFiles {
+        seat,
+        port,
+        control,
+        umem,
+        sockets,
+    };
+    Ok(Some((files, heirloom)))
 }
 
 #[derive(Debug)]
@@ -151,13 +205,14 @@ impl Lease {
         };
         protocol::send_message(&socket, &request, SendFlags::empty()).map_err(gone("send"))?;
         let datagram = receive(&socket)?;
-        let (slot, info) = match decode(&datagram)? {
-            Reply::Leased { slot, device, .. } => (slot, device),
+        let (slot, seat, info) = match decode(&datagram)? {
+            Reply::Leased { slot, seat, device } => (slot, seat, device),
             Reply::Refused(refusal) => return Err(refusal.into()),
             _ => return Err(ControlError::Malformed("no lease")),
         };
         let mut fds = datagram.fds.into_iter();
         let rx = fds.next().ok_or(ControlError::Malformed("no socket"))?;
+        let (seat, port_heirloom) = take_seat(seat, info.mode, &mut fds)?.unzip();
         let control = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("epoll_create"))?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io("timerfd_create"))?;
@@ -165,15 +220,17 @@ impl Lease {
             watch(&control, fd).map_err(io("epoll_ctl"))?;
         }
         let daemon = Daemon::Connected(socket);
-        let state = Mutex::new(State {
+        let state = Arc::new(Mutex::new(State {
             daemon,
             info: info.clone(),
             patience: FIRST_PATIENCE,
-        });
+        }));
         Ok(Self {
             slot,
             rx,
             heirloom: fds.next(),
+            port_heirloom,
+            seat: Mutex::new(seat),
             info,
             control,
             timer,
@@ -205,6 +262,27 @@ impl Lease {
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             let all = protocol::receive(heirloom.as_ref()?.as_fd(), flags).ok()?;
             all.fds.into_iter().nth(usize::from(slot))
+        }
+    }
+
+    /// The seat of a lease in XDP mode, to whoever asks first: nobody else needs its descriptors.
+    pub fn take_seat(&self) -> Option<SeatFiles> {
+        self.seat.lock().take()
+    }
+
+    /// Asks the daemon for the next hop from an own address to another: it appears in the port's table. Never blocks.
+    /// False if that has to be tried again: there is no daemon, or none that listens now.
+    pub fn asker(&self) -> impl Fn(IpAddr, IpAddr) -> bool + Send + 'static {
+        let state = Arc::clone(&self.state);
+        move |source, dest| {
+            let Some(state) = state.try_lock() else {
+                return false;
+            };
+            let Daemon::Connected(socket) = &state.daemon else {
+                return false;
+            };
+            let request = Request::NextHop { source, dest };
+            protocol::send_message(socket, &request, SendFlags::DONTWAIT).is_ok()
         }
     }
 
@@ -341,13 +419,9 @@ impl Lease {
         let request = protocol::encode(&Request::Resume { device: info.clone() });
         protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::DONTWAIT)
             .map_err(gone("send"))?;
-        protocol::send(
-            socket.as_fd(),
-            &request,
-            &[heirloom.as_fd(), self.rx.as_fd()],
-            SendFlags::DONTWAIT,
-        )
-        .map_err(gone("send"))?;
+        let mut fds = vec![heirloom.as_fd(), self.rx.as_fd()];
+        fds.extend(self.port_heirloom.as_ref().map(AsFd::as_fd));
+        protocol::send(socket.as_fd(), &request, &fds, SendFlags::DONTWAIT).map_err(gone("send"))?;
         Ok(socket)
     }
 
@@ -480,14 +554,16 @@ mod tests {
             slot: 1,
             rx: pair().0,
             heirloom: None,
+            port_heirloom: None,
+            seat: Mutex::new(None),
             info: info.clone(),
             control,
             timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(),
-            state: Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 daemon: Daemon::Connected(socket),
                 info,
                 patience: FIRST_PATIENCE,
-            }),
+            })),
         };
         let readable = || {
             let mut fds = [PollFd::from_borrowed_fd(lease.control_fd(), PollFlags::IN)];

@@ -23,7 +23,7 @@ use crate::link::RoceVersion;
 use crate::link::xdp::Geometry;
 use crate::link::xdp::port::Features;
 
-pub use client::{Client, Event, Lease};
+pub use client::{Client, Event, Lease, SeatFiles};
 pub use peer::Peer;
 pub use rate::Rate;
 pub use session::{Connect, Listener, Session, Waiting};

@@ -349,6 +349,10 @@ impl<L: Link> Link for FaultInjector<L> {
         self.inner.leave(group)
     }
 
+    fn set_mtu(&mut self, mtu: u32) {
+        self.inner.set_mtu(mtu);
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(out);
         out("fault_lost", self.counts.lost);

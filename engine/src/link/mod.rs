@@ -36,7 +36,7 @@ pub enum RoceVersion {
 /// Where a QP's packets go, and what their IP header says: an address handle, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Path {
-    /// How its packets travel: the type of the local GID. Where only UDP leads, v1 travels as v2.
+    /// How its packets travel: the type of the local GID.
     pub version: RoceVersion,
     /// The source address: that of the local GID (`sgid_index`).
     pub source: IpAddr,
@@ -182,6 +182,9 @@ pub trait Link: Transmit + Send {
     /// Ends what [`Link::join`] began.
     fn leave(&mut self, group: IpAddr) -> io::Result<()>;
 
+    /// The interface has this MTU from now on.
+    fn set_mtu(&mut self, _mtu: u32) {}
+
     /// Counters of packets and drops by reason, added to `out` as (name, value).
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
 }
@@ -225,6 +228,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn leave(&mut self, group: IpAddr) -> io::Result<()> {
         (**self).leave(group)
+    }
+
+    fn set_mtu(&mut self, mtu: u32) {
+        (**self).set_mtu(mtu);
     }
 
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {

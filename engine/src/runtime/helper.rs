@@ -230,6 +230,7 @@ impl Run {
                 let new = Arc::new(new);
                 let old = std::mem::replace(&mut *shared.info.write(), new.clone());
                 let mut core = shared.core.lock();
+                core.link_mut().set_mtu(new.mtu);
                 match super::path_mtu(&new) {
                     Ok(mtu) => core.device.set_mtu(mtu),
                     Err(error) => tracing::warn!("{error}"),

@@ -26,6 +26,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
 use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
 use crate::link::udp::{self, UdpLink};
+use crate::link::xdp::seat::Seat;
+use crate::link::xdp::{self, XdpLink};
 use crate::link::{Link, Path, wrap};
 use crate::memory::Memory;
 use crate::memory::device::DeviceMemory;
@@ -458,19 +460,32 @@ fn path_mtu(info: &DeviceInfo) -> Result<PathMtu, OpenError> {
     })
 }
 
-/// The link of a lease: UDP, wrapped as the environment asks.
+/// The link of a lease, by UDP or by a seat of its own, wrapped as the environment asks.
 fn open_link(lease: &Lease) -> Result<Box<dyn Link>, OpenError> {
     let system = |what| move |source| OpenError::System { what, source };
+    let info = lease.info();
     let socket = lease
         .socket()
         .try_clone_to_owned()
         .map_err(system("the leased socket"))?;
-    let link = UdpLink::new(
-        socket,
-        lease.slot(),
-        lease.info().lo,
-        Box::new(lease.neighbours()),
-    )
-    .map_err(system("the UDP link did not start"))?;
-    wrap::from_env(Box::new(link)).map_err(OpenError::Setting)
+    let udp = UdpLink::new(socket, lease.slot(), info.lo, Box::new(lease.neighbours()))
+        .map_err(system("the UDP link did not start"))?;
+    let link: Box<dyn Link> = match lease.take_seat() {
+        None => Box::new(udp),
+        Some(files) => {
+            let geometry = files.port.geometry;
+            let seat = Seat::open(geometry, files.seat, files.control, files.umem, files.sockets)
+                .map_err(system("the AF_XDP seat did not open"))?;
+            let config = xdp::Config {
+                slot: lease.slot(),
+                ifindex: info.ifindex,
+                mtu: info.mtu,
+                geometry,
+                ask: Box::new(lease.asker()),
+            };
+            let link = XdpLink::new(seat, Box::new(udp.half()), config);
+            Box::new(link.map_err(system("the AF_XDP link did not start"))?)
+        }
+    };
+    wrap::from_env(link).map_err(OpenError::Setting)
 }

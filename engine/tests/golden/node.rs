@@ -37,7 +37,6 @@ impl Peer {
             (captured.source, captured.dest)
         };
         let path = Path {
-            version: captured.version(),
             ifindex: 1,
             ..Path::between(source, dest)
         };

@@ -638,11 +638,7 @@ impl World {
         self.device.receive(
             self.now,
             &RxPacket {
-                version: if data.len() % 8 < 4 {
-                    RoceVersion::V2
-                } else {
-                    RoceVersion::V1
-                },
+                version: RoceVersion::V2,
                 source,
                 source_port: 0xc000,
                 dest: if to_group { GROUP } else { HERE },

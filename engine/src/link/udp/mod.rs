@@ -1,8 +1,6 @@
 //! The link of every host: UDP sockets, segmented and merged by the kernel, without privilege.
 //!
 //! One socket on port 4791, leased from the daemon, receives what is for this process; sockets of our own send.
-//! All that travels here is RoCE v2, whatever a path says: a device in XDP mode has its packets to the host itself, and
-//! those whose next hop it does not know yet, go this way.
 
 mod cmsg;
 mod flows;
@@ -26,6 +24,7 @@ use crate::memory::Fault;
 
 pub(crate) use membership::most_groups;
 pub use neighbour::Neighbours;
+pub(super) use receive::coarse_now;
 pub use socket::leave;
 
 /// Bytes that the kernel counts for a received packet beyond its data: `struct sk_buff`.
@@ -46,6 +45,15 @@ pub struct UdpLink {
     transmitter: transmit::Transmitter,
     /// Bytes the receive socket holds, as the kernel counts.
     receive_buffer: usize,
+    /// It is a half of another link, and its counters say so.
+    half: bool,
+}
+
+/// A counter by its names: as the link, and as half of another.
+macro_rules! counter {
+    ($name:literal, $value:expr) => {
+        ([$name, concat!("udp_", $name)], $value)
+    };
 }
 
 impl UdpLink {
@@ -58,7 +66,13 @@ impl UdpLink {
             transmitter: transmit::Transmitter::new(receiver.socket(), loopback, neighbours)?,
             receive_buffer: usize::try_from(receive_buffer).unwrap_or(0),
             receiver,
+            half: false,
         })
+    }
+
+    /// The same as half of another link: its counters begin with `udp_`.
+    pub fn half(self) -> UdpLink {
+        UdpLink { half: true, ..self }
     }
 
     /// Datagrams that the kernel dropped for want of room in the receive socket.
@@ -114,27 +128,27 @@ impl Link for UdpLink {
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         let (rx, tx) = (&self.receiver.counters, &self.transmitter.counters);
         let (recovered, refused) = self.receiver.identifications();
-        for (name, value) in [
-            ("rx_packets", rx.packets),
-            ("rx_bytes", rx.bytes),
-            ("rx_datagrams", rx.datagrams),
-            ("rx_socket_full", self.socket_drops()),
-            ("rx_misdirected", rx.misdirected),
-            ("rx_no_address", rx.no_address),
-            ("rx_other_group", rx.other_group),
-            ("rx_id_recovered", recovered),
-            ("rx_id_refused", refused),
-            ("tx_packets", tx.packets),
-            ("tx_bytes", tx.bytes),
-            ("tx_sends", tx.sends),
-            ("tx_blocked", tx.blocked),
-            ("tx_waits", tx.waits),
-            ("tx_lost_mtu", tx.lost_mtu),
-            ("tx_lost_unreachable", tx.lost_unreachable),
-            ("tx_lost_refused", tx.lost_refused),
-            ("tx_lost_other", tx.lost_other),
+        for (names, value) in [
+            counter!("rx_packets", rx.packets),
+            counter!("rx_bytes", rx.bytes),
+            counter!("rx_datagrams", rx.datagrams),
+            counter!("rx_socket_full", self.socket_drops()),
+            counter!("rx_misdirected", rx.misdirected),
+            counter!("rx_no_address", rx.no_address),
+            counter!("rx_other_group", rx.other_group),
+            counter!("rx_id_recovered", recovered),
+            counter!("rx_id_refused", refused),
+            counter!("tx_packets", tx.packets),
+            counter!("tx_bytes", tx.bytes),
+            counter!("tx_sends", tx.sends),
+            counter!("tx_blocked", tx.blocked),
+            counter!("tx_waits", tx.waits),
+            counter!("tx_lost_mtu", tx.lost_mtu),
+            counter!("tx_lost_unreachable", tx.lost_unreachable),
+            counter!("tx_lost_refused", tx.lost_refused),
+            counter!("tx_lost_other", tx.lost_other),
         ] {
-            out(name, value);
+            out(names[usize::from(self.half)], value);
         }
     }
 }

@@ -291,7 +291,7 @@ impl IcrcCheck for Segment<'_> {
 }
 
 /// A monotonic time that is cheap to ask for, a few milliseconds old at most.
-pub(super) fn coarse_now() -> Duration {
+pub(in crate::link) fn coarse_now() -> Duration {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

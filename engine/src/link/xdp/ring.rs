@@ -347,6 +347,3 @@ impl CompletionRing {
         None
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -239,15 +239,15 @@ impl Seat {
     pub fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         let statistics = || self.queues.iter().map(|queue| socket::statistics(&queue.socket));
         let transmitter = &self.transmitter;
-        out("rx_overlong", self.overlong);
-        out("rx_invalid", self.invalid);
-        out("rx_ring_full", statistics().map(|it| it.rx_ring_full).sum());
-        out("rx_refused", statistics().map(|it| it.rx_dropped).sum());
-        out("tx_kicks", transmitter.kicks);
-        out("tx_blocked", transmitter.blocked);
-        out("tx_dropped", transmitter.dropped);
-        out("tx_rescued", transmitter.rescued);
-        out("tx_invalid", statistics().map(|it| it.tx_invalid_descs).sum());
+        out("xdp_rx_overlong", self.overlong);
+        out("xdp_rx_invalid", self.invalid);
+        out("xdp_rx_ring_full", statistics().map(|it| it.rx_ring_full).sum());
+        out("xdp_rx_refused", statistics().map(|it| it.rx_dropped).sum());
+        out("xdp_tx_kicks", transmitter.kicks);
+        out("xdp_tx_blocked", transmitter.blocked);
+        out("xdp_tx_dropped", transmitter.dropped);
+        out("xdp_tx_rescued", transmitter.rescued);
+        out("xdp_tx_invalid", statistics().map(|it| it.tx_invalid_descs).sum());
     }
 }
 
