@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendt
 use tracing::{debug, warn};
 
 use super::sys;
-use crate::netlink::route::{Kind, Neighbour, NeighbourWatch, Query, Route, Routes};
+use crate::netlink::route::{Kind, Neighbour, News, Query, Route, Routes, WayWatch};
 use crate::netlink::{Interface, Interfaces};
 
 /// RFC 863.
@@ -22,7 +22,7 @@ const DISCARD_PORT: u16 = 9;
 /// Finds ways, by the token of who asks.
 pub struct Resolver {
     routes: Routes,
-    watch: NeighbourWatch,
+    watch: WayWatch,
     interfaces: Interfaces,
     waiting: BTreeMap<u64, Waiting>,
 }
@@ -42,7 +42,7 @@ impl Resolver {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             routes: Routes::new()?,
-            watch: NeighbourWatch::new()?,
+            watch: WayWatch::of_neighbours()?,
             interfaces: Interfaces::new(),
             waiting: BTreeMap::new(),
         })
@@ -93,12 +93,15 @@ impl Resolver {
     pub fn news(&mut self) -> io::Result<Vec<(u64, Outcome)>> {
         let Self { watch, waiting, .. } = self;
         let mut found = Vec::new();
-        let whole = watch.drain(|ifindex, ip, state| {
+        let whole = watch.drain(|news| {
+            let News::Neighbour { ifindex, ip, state } = news else {
+                return;
+            };
             let concerned = waiting
                 .iter()
                 .filter(|(_, it)| it.resolution.ifindex == ifindex && it.next_hop == ip);
             match state {
-                Neighbour::Known => found.extend(concerned.map(|(token, _)| *token)),
+                Neighbour::Known { .. } => found.extend(concerned.map(|(token, _)| *token)),
                 // The kernel has given up; a program that has set more time gets it.
                 Neighbour::Failed => concerned.take(1).for_each(|(_, it)| it.ask_for_neighbour()),
                 Neighbour::Unknown => {}
@@ -136,7 +139,7 @@ impl Resolver {
             .routes
             .neighbour(waiting.resolution.ifindex, waiting.next_hop)
         {
-            Ok(state) => state == Neighbour::Known,
+            Ok(state) => matches!(state, Neighbour::Known { .. }),
             // Kernels before 5.0 can't be asked: then the first message finds out.
             Err(error) => {
                 debug!(%error, "the kernel does not tell of neighbours");

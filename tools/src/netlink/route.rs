@@ -4,9 +4,11 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
 use netlink_packet_route::neighbour::{
-    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -17,6 +19,12 @@ use super::split_message;
 
 /// RTNLGRP_NEIGH of `linux/rtnetlink.h`.
 const NEIGHBOURS: u32 = 3;
+/// RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_ROUTE and RTNLGRP_IPV6_RULE.
+const ROUTES: [u32; 4] = [7, 8, 11, 19];
+/// RTM_NEWNEIGH and RTM_DELNEIGH: all other news that come here are of routes.
+const NEIGHBOUR_MESSAGES: [u16; 2] = [28, 29];
+/// Datagrams of news that are taken before others have their turn.
+const MAX_NEWS: u32 = 256;
 /// The bits of a type of service that choose a route (IPTOS_RT_MASK).
 const TOS_OF_ROUTES: u8 = 0x1c;
 
@@ -55,13 +63,20 @@ pub struct Route {
     pub source: Option<IpAddr>,
     /// The next hop, if it is not the destination.
     pub gateway: Option<IpAddr>,
+    /// Packets get further headers on this way: it is a tunnel, or MPLS.
+    pub encapsulates: bool,
 }
 
 /// What the kernel knows of the way to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// Its link-layer address, good or a little old: packets can be sent.
-    Known,
+    Known {
+        /// The address, if it is one of six bytes.
+        mac: Option<[u8; 6]>,
+        /// Nothing was heard of it lately; the kernel would ask it when it sends the next packet.
+        stale: bool,
+    },
     /// Nothing yet, or it is being asked for.
     Unknown,
     /// It was asked for in vain.
@@ -112,25 +127,40 @@ impl Routes {
 
     /// What is known of a neighbour.
     pub fn neighbour(&mut self, ifindex: u32, ip: IpAddr) -> io::Result<Neighbour> {
-        let mut message = NeighbourMessage::default();
-        message.header.family = family(ip);
-        message.header.ifindex = ifindex;
-        message.attributes.push(NeighbourAttribute::Destination(match ip {
-            IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
-            IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
-        }));
+        let message = neighbour_message(ifindex, ip);
         match self.ask(RouteNetlinkMessage::GetNeighbour(message)) {
-            Ok(RouteNetlinkMessage::NewNeighbour(found)) => Ok(state(found.header.state)),
+            Ok(RouteNetlinkMessage::NewNeighbour(found)) => Ok(state(&found)),
             Ok(_) => Err(io::ErrorKind::InvalidData.into()),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(Neighbour::Unknown),
             Err(error) => Err(error),
         }
     }
 
+    /// Has the kernel do what it does when it sends a packet to a neighbour: ask it, if it is unknown or stale.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn probe(&mut self, ifindex: u32, ip: IpAddr) -> io::Result<()> {
+        let mut message = neighbour_message(ifindex, ip);
+        message.header.flags = NeighbourFlags::Use;
+        let request = RouteNetlinkMessage::NewNeighbour(message);
+        self.exchange(request, NLM_F_ACK | NLM_F_CREATE).map(drop)
+    }
+
     fn ask(&mut self, request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+        let answer = self.exchange(request, 0)?;
+        answer.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Sends a request; gives what is answered, or `None` for an acknowledgement.
+    fn exchange(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<Option<RouteNetlinkMessage>> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST;
+        header.flags = NLM_F_REQUEST | flags;
         header.sequence_number = self.sequence;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
         message.finalize();
@@ -149,8 +179,9 @@ impl Routes {
                     continue;
                 }
                 match answer.payload {
+                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(None),
                     NetlinkPayload::Error(error) => return Err(error.to_io()),
-                    NetlinkPayload::InnerMessage(answer) => return Ok(answer),
+                    NetlinkPayload::InnerMessage(answer) => return Ok(Some(answer)),
                     other => debug!(?other, "netlink message passed over"),
                 }
             }
@@ -158,44 +189,79 @@ impl Routes {
     }
 }
 
-/// Tells of neighbours that come to be known or fail, while it is wanted.
-pub struct NeighbourWatch {
+/// Something that concerns the way of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// What is known of a neighbour now.
+    Neighbour {
+        /// The interface behind which it is.
+        ifindex: u32,
+        /// Its address.
+        ip: IpAddr,
+        /// What is known of it.
+        state: Neighbour,
+    },
+    /// Some route or rule has changed.
+    Routes,
+}
+
+/// Tells of neighbours that come to be known or fail, and of changes of routes if these are followed as well, while it is
+/// wanted.
+pub struct WayWatch {
     socket: Socket,
+    with_routes: bool,
     wanted: bool,
 }
 
-impl NeighbourWatch {
-    /// One that tells nothing yet.
-    pub fn new() -> io::Result<Self> {
+impl WayWatch {
+    /// One of neighbours only, that tells nothing yet.
+    pub fn of_neighbours() -> io::Result<Self> {
+        Self::new(false)
+    }
+
+    /// One of neighbours and routes, that tells nothing yet.
+    pub fn of_neighbours_and_routes() -> io::Result<Self> {
+        Self::new(true)
+    }
+
+    fn new(with_routes: bool) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
         Ok(Self {
             socket,
+            with_routes,
             wanted: false,
         })
     }
 
     /// Begins or ends to tell: on a busy host neighbours change all the time.
     pub fn want(&mut self, wanted: bool) -> io::Result<()> {
-        if wanted && !self.wanted {
-            self.socket.add_membership(NEIGHBOURS)?;
-        } else if self.wanted && !wanted {
-            self.socket.drop_membership(NEIGHBOURS)?;
+        if wanted == self.wanted {
+            return Ok(());
+        }
+        let routes = if self.with_routes { &ROUTES[..] } else { &[] };
+        for group in [NEIGHBOURS].iter().chain(routes) {
+            if wanted {
+                self.socket.add_membership(*group)?;
+            } else {
+                self.socket.drop_membership(*group)?;
+            }
         }
         self.wanted = wanted;
         Ok(())
     }
 
-    /// Hands over all news: interface, address, what is known. False if some were lost.
-    pub fn drain(&self, mut take: impl FnMut(u32, IpAddr, Neighbour)) -> io::Result<bool> {
+    /// Hands over the news that wait, up to a bound: [`AsFd`] stays readable while there are more. False if some were
+    /// lost.
+    pub fn drain(&self, mut take: impl FnMut(News)) -> io::Result<bool> {
         let mut buffer = Vec::with_capacity(32 * 1024);
         let mut whole = true;
-        loop {
+        for _ in 0..MAX_NEWS {
             buffer.clear();
             match self.socket.recv(&mut buffer, 0) {
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(whole),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     whole = false;
                     continue;
@@ -206,22 +272,53 @@ impl NeighbourWatch {
             let mut rest = &buffer[..];
             while let Some((message, after)) = split_message(rest) {
                 rest = after;
-                if let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message)
-                    && let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(news)) =
-                        message.payload
-                    && let Some(ip) = address_of(&news)
-                {
-                    take(news.header.ifindex, ip, state(news.header.state));
+                if let Some(news) = news(message) {
+                    take(news);
                 }
             }
         }
+        Ok(whole)
     }
 }
 
-impl AsFd for NeighbourWatch {
+impl AsFd for WayWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// What a message tells.
+fn news(message: &[u8]) -> Option<News> {
+    let kind = u16::from_ne_bytes(*message.get(4..)?.first_chunk()?);
+    // That something changed is all that is to be known of routes.
+    if !NEIGHBOUR_MESSAGES.contains(&kind) {
+        return Some(News::Routes);
+    }
+    let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?;
+    let (neighbour, state) = match message.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(news)) => {
+            let state = state(&news);
+            (news, state)
+        }
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelNeighbour(news)) => (news, Neighbour::Unknown),
+        _ => return None,
+    };
+    Some(News::Neighbour {
+        ifindex: neighbour.header.ifindex,
+        ip: address_of(&neighbour)?,
+        state,
+    })
+}
+
+fn neighbour_message(ifindex: u32, ip: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(ip);
+    message.header.ifindex = ifindex;
+    message.attributes.push(NeighbourAttribute::Destination(match ip {
+        IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
+        IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
+    }));
+    message
 }
 
 fn family(ip: IpAddr) -> AddressFamily {
@@ -246,6 +343,7 @@ fn route(message: &RouteMessage, source: Option<IpAddr>) -> io::Result<Route> {
         ifindex: 0,
         source,
         gateway: None,
+        encapsulates: false,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -253,6 +351,9 @@ fn route(message: &RouteMessage, source: Option<IpAddr>) -> io::Result<Route> {
             RouteAttribute::Gateway(gateway) => found.gateway = ip(gateway),
             RouteAttribute::Via(RouteVia::Inet(gateway)) => found.gateway = Some((*gateway).into()),
             RouteAttribute::Via(RouteVia::Inet6(gateway)) => found.gateway = Some((*gateway).into()),
+            RouteAttribute::Encap(_) | RouteAttribute::EncapType(_) | RouteAttribute::NewDestination(_) => {
+                found.encapsulates = true;
+            }
             RouteAttribute::PrefSource(preferred) if source.is_none() => found.source = ip(preferred),
             _ => {}
         }
@@ -277,16 +378,27 @@ fn address_of(message: &NeighbourMessage) -> Option<IpAddr> {
 }
 
 /// As the kernel's NUD_VALID.
-fn state(state: NeighbourState) -> Neighbour {
+fn state(message: &NeighbourMessage) -> Neighbour {
+    let state = message.header.state;
     match state {
         NeighbourState::Reachable
         | NeighbourState::Stale
         | NeighbourState::Delay
         | NeighbourState::Probe
         | NeighbourState::Noarp
-        | NeighbourState::Permanent => Neighbour::Known,
+        | NeighbourState::Permanent => Neighbour::Known {
+            mac: message.attributes.iter().find_map(mac),
+            stale: state == NeighbourState::Stale,
+        },
         NeighbourState::Failed => Neighbour::Failed,
         _ => Neighbour::Unknown,
+    }
+}
+
+fn mac(attribute: &NeighbourAttribute) -> Option<[u8; 6]> {
+    match attribute {
+        NeighbourAttribute::LinkLocalAddress(bytes) => bytes.as_slice().try_into().ok(),
+        _ => None,
     }
 }
 
@@ -313,10 +425,12 @@ mod tests {
 
     #[test]
     fn news_come_only_while_they_are_wanted() {
-        let mut watch = NeighbourWatch::new().unwrap();
-        watch.want(true).unwrap();
-        watch.want(true).unwrap();
-        watch.want(false).unwrap();
-        assert!(watch.drain(|_, _, _| ()).unwrap());
+        for mut watch in [WayWatch::of_neighbours(), WayWatch::of_neighbours_and_routes()].map(Result::unwrap)
+        {
+            watch.want(true).unwrap();
+            watch.want(true).unwrap();
+            watch.want(false).unwrap();
+            assert!(watch.drain(|_| ()).unwrap());
+        }
     }
 }
