@@ -61,7 +61,6 @@ pub enum Op {
     Add = 0x00,
     Sub = 0x10,
     Or = 0x40,
-    And = 0x50,
     Shl = 0x60,
     Shr = 0x70,
     Mov = 0xb0,
@@ -249,7 +248,7 @@ mod tests {
         asm.op(Op::Add, Reg::R2, -20);
         asm.op(Op::Sub, Reg::R9, Reg::R7);
         asm.op(Op::Shl, Reg::R2, 8);
-        asm.op(Op::And, Reg::R3, 0xfff);
+        asm.op(Op::Or, Reg::R3, 0xfff);
         asm.load(Size::B1, Reg::R2, Reg::R7, 23);
         asm.load(Size::B8, Reg::R2, Reg::R7, 38);
         asm.load_be16(Reg::R2, Reg::R7, 12);
@@ -265,7 +264,7 @@ mod tests {
             [0x07, 0x02, 0, 0, 0xec, 0xff, 0xff, 0xff],
             [0x1f, 0x79, 0, 0, 0, 0, 0, 0],
             [0x67, 0x02, 0, 0, 8, 0, 0, 0],
-            [0x57, 0x03, 0, 0, 0xff, 0x0f, 0, 0],
+            [0x47, 0x03, 0, 0, 0xff, 0x0f, 0, 0],
             [0x71, 0x72, 23, 0, 0, 0, 0, 0],
             [0x79, 0x72, 38, 0, 0, 0, 0, 0],
             [0x69, 0x72, 12, 0, 0, 0, 0, 0],
