@@ -36,7 +36,7 @@ pub enum RoceVersion {
 /// Where a QP's packets go, and what their IP header says: an address handle, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Path {
-    /// How its packets travel: the type of the local GID.
+    /// How its packets travel: the type of the local GID. Where only UDP leads, v1 travels as v2.
     pub version: RoceVersion,
     /// The source address: that of the local GID (`sgid_index`).
     pub source: IpAddr,

@@ -7,7 +7,7 @@ use std::path::{Path as FilePath, PathBuf};
 
 use ferroce_engine::link::{IcrcCheck, RoceVersion, RxPacket};
 use ferroce_wire::frame::{Ethernet, Frame};
-use ferroce_wire::{Headers, Kind, Network, ParseError, RocePacket};
+use ferroce_wire::{Grh, Headers, Kind, Network, ParseError, RocePacket};
 use pcap_file::pcap::PcapReader;
 
 /// The folder of the captures.
@@ -114,26 +114,47 @@ impl Captured {
         }
     }
 
+    /// Puts a GRH in the place of its IP and UDP headers.
+    fn go_by_v1(&mut self) {
+        self.network = Network::Grh(Grh {
+            traffic_class: self.network.traffic_class(),
+            flow_label: 0x1_2345,
+            payload_len: self.packet.to_bytes().len() as u16,
+            next_header: Grh::NEXT_HEADER_IBA,
+            hop_limit: 7,
+            sgid: self.network.src(),
+            dgid: self.network.dst(),
+        });
+    }
+
+    /// How it travels.
+    pub fn version(&self) -> RoceVersion {
+        match self.network {
+            Network::Grh(_) => RoceVersion::V1,
+            _ => RoceVersion::V2,
+        }
+    }
+
     /// As the link would hand it over, had it these bytes.
     pub fn received<'a>(&self, data: &'a [u8]) -> RxPacket<'a> {
-        let (version, traffic_class, hop_limit) = match self.network {
-            Network::Ipv4 { tos, ttl, .. } => (RoceVersion::V2, tos, ttl),
+        let (traffic_class, hop_limit, flow_label) = match self.network {
+            Network::Ipv4 { tos, ttl, .. } => (tos, ttl, 0),
             Network::Ipv6 {
                 traffic_class,
                 hop_limit,
                 ..
-            } => (RoceVersion::V2, traffic_class, hop_limit),
-            Network::Grh(grh) => (RoceVersion::V1, grh.traffic_class, grh.hop_limit),
+            } => (traffic_class, hop_limit, 0),
+            Network::Grh(grh) => (grh.traffic_class, grh.hop_limit, grh.flow_label),
         };
         RxPacket {
-            version,
+            version: self.version(),
             source: self.source,
             source_port: self.network.udp().map_or(0, |udp| udp.src_port),
             dest: self.dest,
             ifindex: 0,
             traffic_class,
             hop_limit,
-            flow_label: 0,
+            flow_label,
             data,
             icrc: &Checked,
         }
@@ -147,6 +168,15 @@ impl IcrcCheck for Checked {
     fn valid(&self, _: &RxPacket<'_>) -> bool {
         true
     }
+}
+
+/// The packets of a capture, as they would be had they travelled so.
+pub fn read_as(name: &str, version: RoceVersion) -> Vec<Captured> {
+    let mut packets = read(name);
+    if version == RoceVersion::V1 {
+        packets.iter_mut().for_each(Captured::go_by_v1);
+    }
+    packets
 }
 
 /// The RoCE packets of a capture; of one from elsewhere by `../captures/`.

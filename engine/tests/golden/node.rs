@@ -37,6 +37,7 @@ impl Peer {
             (captured.source, captured.dest)
         };
         let path = Path {
+            version: captured.version(),
             ifindex: 1,
             ..Path::between(source, dest)
         };

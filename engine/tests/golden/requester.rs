@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::verbs::*;
 
-use super::capture::{Captured, Packet, read};
+use super::capture::{Captured, Packet, read_as};
 use super::cases::Case;
 use super::node::{Node, Peer, Role};
 use super::responder::base;
@@ -127,10 +128,10 @@ fn remote(captured: &[Captured], ops: &[Op]) -> Remote {
 }
 
 /// Replays a case.
-pub fn replay(case: &Case) {
+pub fn replay(case: &Case, version: RoceVersion) {
     let name = case.capture;
     let (options, ops) = script::parse(case.told);
-    let captured = read(name);
+    let captured = read_as(name, version);
     let peer = Peer::of(&captured[0], false, captured[0].packet.headers.bth.dest_qpn);
     let mut client = Client {
         case,

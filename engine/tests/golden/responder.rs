@@ -1,10 +1,11 @@
 //! Our responder in the place of the server: it is given the client's packets, and what it sends, delivers and
 //! completes is checked.
 
+use ferroce_engine::link::RoceVersion;
 use ferroce_engine::verbs::*;
 use ferroce_wire::{GrhArea, Network};
 
-use super::capture::{Captured, Packet, read};
+use super::capture::{Captured, Packet, read_as};
 use super::cases::{Answers, Case};
 use super::node::{BUF, Node, Peer, Role};
 use super::script::{self, Op, Options, Work};
@@ -151,6 +152,7 @@ fn check_grh(area: &[u8], network: &Network) {
             (grh.traffic_class, grh.hop_limit, grh.sgid, grh.dgid),
             (traffic_class, hop_limit, network.src(), network.dst())
         ),
+        (GrhArea::V6(grh), Network::Grh(sent)) => assert_eq!(grh, sent),
         (grh, _) => panic!("{grh:?} of {network:?}"),
     }
 }
@@ -199,11 +201,11 @@ fn op_of(packet: &Packet, options: &Options, ops: &[Op]) -> usize {
 }
 
 /// Replays a case.
-pub fn replay(case: &Case) {
+pub fn replay(case: &Case, version: RoceVersion) {
     let name = case.capture;
     let (_, ops) = script::parse(case.told);
     let (options, _) = script::parse(&format!("{} {}", case.told, case.server));
-    let captured = read(name);
+    let captured = read_as(name, version);
     let answers: Vec<Packet> = captured
         .iter()
         .filter(|c| !c.by_client)

@@ -2,7 +2,7 @@
 //! responder answers such WRITEs with the very ACK, and our requester sends the very WRITE and completes by that ACK,
 //! byte for byte but for what the NIC says and we do not.
 
-use ferroce_engine::link::{Path, RoceVersion};
+use ferroce_engine::link::Path;
 use ferroce_engine::verbs::*;
 use ferroce_wire::{Aeth, Gid, Grh, Network, Opcode, Psn, Reth, Syndrome, frame};
 
@@ -24,7 +24,6 @@ fn captured() -> [Captured; 2] {
 fn peer(captured: &Captured, sender: bool, qpn: u32) -> Peer {
     let peer = Peer::of(captured, sender, qpn);
     let path = Path {
-        version: RoceVersion::V1,
         traffic_class: captured.network.traffic_class(),
         ..peer.path
     };

@@ -638,7 +638,11 @@ impl World {
         self.device.receive(
             self.now,
             &RxPacket {
-                version: RoceVersion::V2,
+                version: if data.len() % 8 < 4 {
+                    RoceVersion::V2
+                } else {
+                    RoceVersion::V1
+                },
                 source,
                 source_port: 0xc000,
                 dest: if to_group { GROUP } else { HERE },

@@ -1,6 +1,8 @@
 //! The link of every host: UDP sockets, segmented and merged by the kernel, without privilege.
 //!
 //! One socket on port 4791, leased from the daemon, receives what is for this process; sockets of our own send.
+//! All that travels here is RoCE v2, whatever a path says: a device in XDP mode has its packets to the host itself, and
+//! those whose next hop it does not know yet, go this way.
 
 mod cmsg;
 mod flows;

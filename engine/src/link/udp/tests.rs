@@ -184,6 +184,21 @@ fn counter(link: &UdpLink, wanted: &str) -> u64 {
     found.unwrap()
 }
 
+#[test]
+fn rocev1_travels_as_v2() {
+    let [mut a, mut b] = links();
+    let path = Path {
+        version: RoceVersion::V1,
+        ..path("127.0.0.1")
+    };
+    let bytes = packet(0x01_0007, 64, 1);
+    send(&mut a, &path, 0x01_0007, &bytes).unwrap();
+    assert!(a.flush().unwrap());
+    let received = receive(&mut b, 1);
+    assert!(received[0].valid);
+    assert_eq!(received[0].data, bytes);
+}
+
 fn sizes_arrive_whole_and_valid(ip: &str) {
     let [mut a, mut b] = links();
     let path = path(ip);

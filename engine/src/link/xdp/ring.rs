@@ -347,3 +347,6 @@ impl CompletionRing {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;
