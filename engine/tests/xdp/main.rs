@@ -210,6 +210,70 @@ fn nothing_is_lost_with_programs_that_die() {
     });
 }
 
+/// Processes that are killed at any instruction, while two others go on.
+#[test]
+fn killed_processes_leave_the_others_at_work() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let whole: Vec<_> = (0..QUEUES).map(|queue| b.port.frames_waiting(queue)).collect();
+        let (mut sender, mut witness) = (a.seat(0), b.seat(2));
+        let kills = 300;
+        let mut number = 0;
+        for kill in 0..kills {
+            let victim = fork(b.seat(1));
+            let end = Instant::now() + Duration::from_micros(200 + kill * 7);
+            while Instant::now() < end {
+                for to in [1, 1, 1, 2] {
+                    send(&mut sender, 200, to, number);
+                }
+                assert!(sender.kick().unwrap());
+                assert_eq!(receive(&mut witness, 2, 200, 1), [number]);
+                number += 1;
+                sender.receive(&mut |_| {});
+            }
+            victim.kill();
+            b.port.reclaim(1);
+        }
+        // What came between is with the kernel.
+        while witness.receive(&mut |_| {}) > 0 {}
+        b.port.reclaim(1);
+        for (queue, &whole) in (0..).zip(&whole) {
+            let left = b.port.frames_waiting(queue);
+            println!("queue {queue}: {left} of {whole} frames after {kills} kills");
+            assert!(left + 16 >= whole, "{left} of {whole}");
+        }
+        assert!(number > 1000, "only {number} rounds");
+    });
+}
+
+/// A process that receives and answers until it is killed.
+struct Victim(rustix::process::Pid);
+
+fn fork(mut seat: Seat) -> Victim {
+    // SAFETY: the child does nothing but work on the seat, which neither allocates nor locks.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            let mut count = seat.receive(&mut |_| {});
+            while count > 0
+                && let Some(frames) = seat.reserve(100)
+            {
+                write(seat.bytes(&frames), 0, 0);
+                seat.submit(frames);
+                count -= 1;
+            }
+            _ = seat.kick();
+        },
+        pid => Victim(rustix::process::Pid::from_raw(pid).expect("fork")),
+    }
+}
+
+impl Victim {
+    fn kill(self) {
+        rustix::process::kill_process(self.0, rustix::process::Signal::KILL).unwrap();
+        rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::empty()).unwrap();
+    }
+}
+
 #[test]
 fn a_port_goes_over_to_a_successor() {
     on_veth(|| {
@@ -282,20 +346,24 @@ fn figures() {
         let (a, b) = (End::new("a"), End::new("b"));
         let (mut ping, mut pong) = (a.seat(0), b.seat(0));
         let rounds = 200_000;
+        let post = |from: &mut Seat, number| {
+            let frames = from.reserve(64).unwrap();
+            write(from.bytes(&frames), 0, number);
+            from.submit(frames);
+            assert!(from.kick().unwrap());
+        };
         let echo = thread::spawn(move || {
             bpf::pin_to(1);
             for number in 0..rounds {
                 while pong.receive(&mut |_| {}) == 0 {}
-                send(&mut pong, 64, 0, number);
-                assert!(pong.kick().unwrap());
+                post(&mut pong, number);
             }
         });
         bpf::pin_to(0);
         let mut times: Vec<_> = (0..rounds)
             .map(|number| {
                 let start = Instant::now();
-                send(&mut ping, 64, 0, number);
-                assert!(ping.kick().unwrap());
+                post(&mut ping, number);
                 while ping.receive(&mut |_| {}) == 0 {}
                 start.elapsed()
             })
@@ -311,17 +379,39 @@ fn figures() {
             assert_eq!(ping.receive(&mut |_| {}), 0);
         }
         println!("empty receive: {:?}", start.elapsed() / 10_000_000);
-        for len in [64, 2048, 4096] {
-            let (count, burst) = (500_000, 32);
-            let start = Instant::now();
-            for number in 0..count {
-                send(&mut ping, len, 200, number);
-                if number % burst == 0 {
-                    ping.kick().unwrap();
-                }
-            }
-            let each = start.elapsed() / count;
-            println!("send of {len} bytes to nobody: {each:?}");
+        for len in [64, 2106, 4096] {
+            flood(&mut ping, b.seat(1), len);
         }
     });
+}
+
+fn flood(from: &mut Seat, mut to: Seat, len: usize) {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let received = thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            bpf::pin_to(1);
+            let mut received = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                received += to.receive(&mut |_| {});
+            }
+            received
+        });
+        let start = Instant::now();
+        let mut sent = 0;
+        while start.elapsed() < Duration::from_secs(1) {
+            for number in 0..32 {
+                send(from, len, 1, number);
+            }
+            sent += 32;
+            from.kick().unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        (receiver.join().unwrap(), sent)
+    });
+    println!(
+        "{len} bytes: {} of {} frames arrived in a second",
+        received.0, received.1
+    );
+    from.counters(&mut |name, value| print!("{name} {value} "));
+    println!();
 }

@@ -181,6 +181,11 @@ impl Port {
         self.sockets[usize::from(queue)][usize::from(seat)].as_fd()
     }
 
+    /// Frames that wait to be received into on a queue: nearly all of its frames, when nothing arrives.
+    pub fn frames_waiting(&self, queue: u16) -> u32 {
+        self.pools[usize::from(queue)].fill.waiting()
+    }
+
     /// Takes back what a program had that is gone: no packet comes to its sockets any more (they are out of the map).
     /// Frames that it received go back to the fill ring; those that it was sending are free when they are sent.
     ///

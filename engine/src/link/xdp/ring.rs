@@ -305,6 +305,13 @@ impl FillRing {
             .compare_exchange(position, next, AcqRel, Relaxed);
     }
 
+    /// Frames in it, at most as many as it can hold.
+    pub fn waiting(&self) -> u32 {
+        let consumer = self.0.consumer().load(Acquire);
+        let waiting = self.0.producer().load(Acquire).wrapping_sub(consumer);
+        waiting.min(self.0.size)
+    }
+
     /// Whether the kernel waits to be called.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
