@@ -2,8 +2,8 @@
 //!
 //! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
 //! [`gid`] what the interfaces make of it, [`tree`] and [`picture`] what programs see of it,
-//! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left;
-//! [`cm`] is RDMA CM, over queue pair 1 ([`gsi`]) and the routes of the host ([`resolve`]).
+//! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left; [`xdp`] has the
+//! interfaces in XDP mode; [`cm`] is RDMA CM, over queue pair 1 ([`gsi`]) and the routes of the host ([`resolve`]).
 
 mod cm;
 mod connection;
@@ -107,8 +107,10 @@ enum Source {
     Signals,
     /// Datagrams for queue pair 1.
     Mads,
-    /// News of neighbours.
+    /// News of neighbours that RDMA CM waits for.
     Neighbours,
+    /// News for the tables of next hops.
+    Hops,
     /// Connection with this id.
     Connection(u32),
     /// The process behind the connection with this id.
@@ -128,6 +130,7 @@ impl Source {
             Self::Hold(id) => (5, id),
             Self::Mads => (6, 0),
             Self::Neighbours => (7, 0),
+            Self::Hops => (8, 0),
         };
         EventData::new_u64(u64::from(kind) << 32 | u64::from(id))
     }
@@ -142,7 +145,8 @@ impl Source {
             4 => Self::Process(id),
             5 => Self::Hold(id),
             6 => Self::Mads,
-            _ => Self::Neighbours,
+            7 => Self::Neighbours,
+            _ => Self::Hops,
         }
     }
 }
@@ -286,6 +290,7 @@ impl Daemon {
                     Source::Hold(id) => self.server.hold_ended(id),
                     Source::Mads => self.server.mads(),
                     Source::Neighbours => self.server.neighbours(),
+                    Source::Hops => self.server.hops_news(),
                 }
             }
             self.server.expire(Instant::now());

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use ferroce_engine::control::protocol::XdpOptions;
 use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal};
@@ -41,7 +42,7 @@ impl Server {
             .map_err(|error| Refusal::Failed(format!("XDP mode on {netdev}: {error}")))?;
         let mode = device.record().info;
         info!(device = name, netdev, ?mode, "interface is in XDP mode");
-        self.xdp.insert(name.to_owned(), device);
+        self.keep_xdp(device);
         for change in self.devices.add_xdp(name, ifindex, mode) {
             self.announce(&change);
         }
@@ -70,9 +71,40 @@ impl Server {
             }
             Change::Removed(info) => {
                 if matches!(info.mode, LinkMode::Xdp(_)) {
-                    self.xdp.remove(&info.name);
+                    self.drop_xdp(&info.name);
                 }
             }
+        }
+    }
+
+    fn keep_xdp(&mut self, device: XdpDevice) {
+        self.hops.add(device.record().ifindex, Arc::clone(device.port()));
+        self.xdp.insert(device.record().name.clone(), device);
+    }
+
+    /// The interface goes back to what it was, if no program has the device.
+    fn drop_xdp(&mut self, name: &str) {
+        if let Some(device) = self.xdp.remove(name) {
+            self.hops.remove(device.record().ifindex);
+        }
+    }
+
+    /// Finds out where frames go, for a program that has a seat.
+    pub(super) fn next_hop(&mut self, id: u32, source: IpAddr, dest: IpAddr) {
+        let lease = self.connections.get(&id).and_then(|it| it.lease.as_ref());
+        let device = lease
+            .and_then(|lease| Some((lease.slot, self.xdp.get(&lease.device)?)))
+            .filter(|(slot, device)| device.has_seat(*slot));
+        // Of others it is nonsense, and harmless.
+        if let Some((_, device)) = device {
+            self.hops.ask(device.record().ifindex, source, dest, id);
+        }
+    }
+
+    /// Takes news of routes and neighbours.
+    pub(in super::super) fn hops_news(&mut self) {
+        if let Err(error) = self.hops.news() {
+            warn!(%error, "news of routes and neighbours can't be read");
         }
     }
 
@@ -108,10 +140,15 @@ impl Server {
         if earlier.mode == LinkMode::Udp {
             return Ok(LinkMode::Udp);
         }
+        if !self.devices.interfaces().contains_key(&earlier.ifindex) {
+            return Err(Refusal::UnknownDevice {
+                name: earlier.name.clone(),
+            });
+        }
         if !self.xdp.contains_key(&earlier.name) {
             let heirloom = heirloom.and_then(|fd| fd.try_clone().ok());
             let device = self.inherit(earlier, heirloom.ok_or(Refusal::UnknownLease)?)?;
-            self.xdp.insert(earlier.name.clone(), device);
+            self.keep_xdp(device);
         }
         let device = self.xdp.get(&earlier.name).filter(|it| it.has_seat(slot));
         device
@@ -146,7 +183,7 @@ impl Server {
             .get(name)
             .is_some_and(|info| matches!(info.mode, LinkMode::Xdp(_)));
         if !in_use {
-            self.xdp.remove(name);
+            self.drop_xdp(name);
         }
     }
 }

@@ -444,7 +444,7 @@ mod tests {
         ));
         assert!(matches!(
             port(libc::ENOBUFS, Zerocopy::Auto),
-            Refusal::XdpNoMemory { mebibytes: 50, .. }
+            Refusal::XdpNoMemory { mebibytes: 1.., .. }
         ));
         assert!(matches!(
             port(libc::EOPNOTSUPP, Zerocopy::On),
