@@ -363,7 +363,7 @@ fn leases_outlive_a_killed_daemon_and_the_next_takes_them_over() {
         name: "rdma0".into(),
         netdev: "fa".into(),
     };
-    assert_eq!(client.ask(&request).unwrap(), Reply::Done);
+    assert_eq!(client.ask(&request).unwrap(), Reply::Added { notes: Vec::new() });
     let lease = Lease::acquire("ferroce_lo").unwrap();
     let named = Lease::acquire("rdma0").unwrap();
     let holder = Holder::start("ferroce_lo");

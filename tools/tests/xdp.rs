@@ -42,7 +42,7 @@ fn del(name: &str) -> Result<(), Refusal> {
 
 fn done(request: &Request) -> Result<(), Refusal> {
     match Client::connect().unwrap().ask(request) {
-        Ok(Reply::Done) => Ok(()),
+        Ok(Reply::Done | Reply::Added { .. }) => Ok(()),
         Err(ControlError::Refused(refusal)) => {
             assert!(!refusal.to_string().contains('\n'));
             Err(refusal)
@@ -304,12 +304,17 @@ fn seats_run_out_and_come_back() {
         drop(other);
     }
     // What comes with a lease: see the protocol.
-    let (_connection, reply, fds) = lease("rdma0");
+    let (connection, reply, fds) = lease("rdma0");
     let Reply::Leased { seat: Some(seat), .. } = reply else {
         panic!("{reply:?}");
     };
     assert!(seat < 2);
     assert_eq!(fds.len(), 1 + 2 + 2 + 1 + 1);
+    // Who keeps that beyond the lease keeps nothing on the interface.
+    drop(connection);
+    eventually("the device is gone", || del("rdma0").is_ok());
+    assert_untouched();
+    drop(fds);
 }
 
 #[test]

@@ -72,7 +72,7 @@ pub enum Request {
     Hold,
     /// List the devices; answered by [`Reply::Links`].
     Links,
-    /// Add a device; answered by [`Reply::Done`].
+    /// Add a device; answered by [`Reply::Added`].
     LinkAdd {
         /// Name of the new device.
         name: String,
@@ -160,6 +160,11 @@ pub enum Reply {
     StatusEnd(DaemonStatus),
     /// Done as asked.
     Done,
+    /// The device is there.
+    Added {
+        /// What the user should know of it, each one line.
+        notes: Vec<String>,
+    },
     /// A command of RDMA CM was done, or failed.
     CmDone {
         /// The number that came with it.

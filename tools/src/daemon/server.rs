@@ -359,16 +359,22 @@ impl Server {
                 netdev,
                 xdp: Some(options),
             } => match self.add_xdp(id, &name, &netdev, &options) {
-                Ok(()) => Reply::Done,
+                Ok(notes) => Reply::Added { notes },
                 Err(refusal) => Reply::Refused(refusal),
             },
             Request::LinkAdd {
                 name,
                 netdev,
                 xdp: None,
-            } => self.change_devices(id, |devices| Ok(vec![devices.add(&name, &netdev)?])),
+            } => match self.change_devices(id, |devices| Ok(vec![devices.add(&name, &netdev)?])) {
+                Ok(()) => Reply::Added { notes: Vec::new() },
+                Err(refusal) => Reply::Refused(refusal),
+            },
             Request::LinkDel { name } => match self.holders(&name).len() {
-                0 => self.change_devices(id, |devices| devices.remove(&name)),
+                0 => match self.change_devices(id, |devices| devices.remove(&name)) {
+                    Ok(()) => Reply::Done,
+                    Err(refusal) => Reply::Refused(refusal),
+                },
                 leases => Reply::Refused(Refusal::DeviceBusy {
                     name,
                     leases: leases as u32,
@@ -397,17 +403,14 @@ impl Server {
         &mut self,
         id: u32,
         change: impl FnOnce(&mut Devices) -> Result<Vec<Change>, Refusal>,
-    ) -> Reply {
-        let allowed = self.connections.get(&id).map_or(Ok(()), Connection::check_owner);
-        match allowed.and_then(|()| change(&mut self.devices)) {
-            Ok(changes) => {
-                for change in &changes {
-                    self.announce(change);
-                }
-                Reply::Done
-            }
-            Err(refusal) => Reply::Refused(refusal),
+    ) -> Result<(), Refusal> {
+        self.connections
+            .get(&id)
+            .map_or(Ok(()), Connection::check_owner)?;
+        for change in change(&mut self.devices)? {
+            self.announce(&change);
         }
+        Ok(())
     }
 
     /// Serves `ferroce run`: a program is about to look for devices.

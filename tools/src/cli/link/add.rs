@@ -54,13 +54,7 @@ impl Add {
                 netdev: self.netdev,
                 xdp,
             },
-            Err((kind, text)) => {
-                let text = format!("{text}\n\nUsage: {USAGE}\n\nFor more information, try '--help'.\n");
-                Ferroce::command()
-                    .override_usage(USAGE)
-                    .error(kind, text.trim_end())
-                    .exit()
-            }
+            Err((kind, text)) => Ferroce::command().override_usage(USAGE).error(kind, text).exit(),
         }
     }
 }

@@ -53,6 +53,12 @@ impl Link {
         };
         match starter::connect_or_start()?.ask(&request)? {
             Reply::Done => Ok(()),
+            Reply::Added { notes } => {
+                for note in notes {
+                    eprintln!("ferroce: note: {note}");
+                }
+                Ok(())
+            }
             _ => Err(ControlError::Malformed("no answer to a change of links").into()),
         }
     }

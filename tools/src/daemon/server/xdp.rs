@@ -17,14 +17,14 @@ use super::Server;
 use crate::netlink;
 
 impl Server {
-    /// Puts an interface into XDP mode, in place of the device that it has by itself.
+    /// Puts an interface into XDP mode, in place of the device that it has by itself. Gives what the user should know.
     pub(super) fn add_xdp(
         &mut self,
         id: u32,
         name: &str,
         netdev: &str,
         options: &XdpOptions,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Vec<String>, Refusal> {
         self.connections
             .get(&id)
             .map_or(Ok(()), Connection::check_owner)?;
@@ -36,17 +36,20 @@ impl Server {
         let leases = |device: &str| self.holders(device).len();
         let (ifindex, interface) = self.devices.place_for_xdp(name, netdev, leases)?;
         plan::check(interface, self.devices.interfaces())?;
-        let mut device = XdpDevice::create(name, ifindex, interface, options)?;
+        let (mut device, notes) = XdpDevice::create(name, ifindex, interface, options)?;
         device
             .set_slots(|slot| self.is_used(slot))
             .map_err(|error| Refusal::Failed(format!("XDP mode on {netdev}: {error}")))?;
         let mode = device.record().info;
         info!(device = name, netdev, ?mode, "interface is in XDP mode");
+        for note in &notes {
+            info!(device = name, "{note}");
+        }
         self.keep_xdp(device);
         for change in self.devices.add_xdp(name, ifindex, mode) {
             self.announce(&change);
         }
-        Ok(())
+        Ok(notes)
     }
 
     /// Whether some program has the slot.
@@ -71,7 +74,7 @@ impl Server {
             }
             Change::Removed(info) => {
                 if matches!(info.mode, LinkMode::Xdp(_)) {
-                    self.drop_xdp(&info.name);
+                    self.end_xdp(&info.name);
                 }
             }
         }
@@ -82,10 +85,11 @@ impl Server {
         self.xdp.insert(device.record().name.clone(), device);
     }
 
-    /// The interface goes back to what it was, if no program has the device.
-    fn drop_xdp(&mut self, name: &str) {
+    /// The interface goes back to what it was.
+    fn end_xdp(&mut self, name: &str) {
         if let Some(device) = self.xdp.remove(name) {
             self.hops.remove(device.record().ifindex);
+            device.end_mode();
         }
     }
 
@@ -176,14 +180,14 @@ impl Server {
         Ok(device)
     }
 
-    /// Forgets a port that was inherited, if its device could not be restored.
+    /// Forgets a port that was inherited, if its device could not be restored: its programs go on without us.
     pub(super) fn forget_port_without_device(&mut self, name: &str) {
         let in_use = self
             .devices
             .get(name)
             .is_some_and(|info| matches!(info.mode, LinkMode::Xdp(_)));
-        if !in_use {
-            self.drop_xdp(name);
+        if !in_use && let Some(device) = self.xdp.remove(name) {
+            self.hops.remove(device.record().ifindex);
         }
     }
 }

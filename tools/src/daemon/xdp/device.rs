@@ -11,7 +11,7 @@ use ferroce_engine::control::protocol::{XdpOptions, XdpStatus};
 use ferroce_engine::control::{DAEMON_SLOT, MAX_SLOT, Refusal, XdpInfo};
 use ferroce_engine::link::xdp::Geometry;
 use ferroce_engine::link::xdp::port::{Port, PortError, Zerocopy};
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::heirloom::{self, Inheritance, Record};
 use super::ledger::Ledger;
@@ -40,34 +40,28 @@ pub struct XdpDevice {
 }
 
 impl XdpDevice {
-    /// Puts an interface into XDP mode. The program passes everything on until it is told of slots and addresses.
+    /// Puts an interface into XDP mode. The program passes everything on until it is told of slots and addresses. Gives
+    /// what the user should know of it as well.
     pub fn create(
         name: &str,
         ifindex: u32,
         interface: &Interface,
         options: &XdpOptions,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<(Self, Vec<String>), Refusal> {
         let netdev = interface.name.as_str();
         plan::check_kernel(netdev)?;
         let queues = plan::queues(netdev, ifindex);
         let geometry = plan::geometry(options, netdev, interface.mtu, queues.usable())?;
-        let (steering, attach) = attach(ifindex, netdev, geometry.queues)?;
+        let mut notes = Vec::new();
+        let (steering, attach) = attach(ifindex, netdev, geometry.queues, &mut notes)?;
         let port = create_port(ifindex, geometry, options.zerocopy)
             .map_err(|error| plan::refuse_port(&error, netdev, &geometry, options.zerocopy))?;
-        plan::warn_of_detours(netdev, &geometry, queues.receive);
         let info = XdpInfo {
             geometry,
             driver: attach == Attach::Driver,
             features: port.features(),
         };
-        let limit = plan::longest_packet(&info);
-        if limit < interface.mtu {
-            warn!(
-                netdev,
-                limit,
-                "this kernel sends and receives packets in one piece only (before Linux 6.6): the device's MTU is limited"
-            );
-        }
+        notes.extend(plan::notes(&info, interface, queues));
         let record = Record {
             name: name.to_owned(),
             ifindex,
@@ -76,7 +70,7 @@ impl XdpDevice {
         let failed = |error: io::Error| Refusal::Failed(format!("XDP mode on {netdev}: {error}"));
         let ledger = Ledger::new().map_err(failed)?;
         let heirloom = make_heirloom(&record, &steering, &port, &ledger).map_err(failed)?;
-        Ok(Self {
+        let device = Self {
             record,
             steering,
             port: Arc::new(port),
@@ -84,7 +78,8 @@ impl XdpDevice {
             seats: BTreeMap::new(),
             ledger,
             heirloom,
-        })
+        };
+        Ok((device, notes))
     }
 
     /// Goes on with that of an earlier daemon, which a program shows. Its programs go on meanwhile.
@@ -125,6 +120,13 @@ impl XdpDevice {
             ledger,
             heirloom,
         })
+    }
+
+    /// Ends XDP mode, even if a program that is not ours any more still has what it once got.
+    pub fn end_mode(self) {
+        if let Err(error) = self.steering.detach() {
+            warn!(device = self.record.name, %error, "the XDP program stays as long as any program has the device");
+        }
     }
 
     /// What it is.
@@ -291,7 +293,12 @@ fn seats_of(info: &XdpInfo) -> u8 {
 }
 
 /// Attaches the program by the driver, or else by the kernel.
-fn attach(ifindex: u32, netdev: &str, queues: u16) -> Result<(Steering, Attach), Refusal> {
+fn attach(
+    ifindex: u32,
+    netdev: &str,
+    queues: u16,
+    notes: &mut Vec<String>,
+) -> Result<(Steering, Attach), Refusal> {
     let refused = |error: io::Error| plan::refuse_attachment(&error, netdev, None);
     let by_driver = match Steering::attach(ifindex, queues, Attach::Driver) {
         Ok(steering) => return Ok((steering, Attach::Driver)),
@@ -299,7 +306,9 @@ fn attach(ifindex: u32, netdev: &str, queues: u16) -> Result<(Steering, Attach),
         Err(error) => return Err(refused(error)),
     };
     let steering = Steering::attach(ifindex, queues, Attach::Generic).map_err(refused)?;
-    info!(netdev, error = %by_driver, "the driver does not run XDP programs: SKB mode, which is slower");
+    notes.push(format!(
+        "the driver of {netdev} runs no XDP program as it is set up now ({by_driver}): the kernel does (SKB mode), which is slower"
+    ));
     Ok((steering, Attach::Generic))
 }
 

@@ -9,7 +9,6 @@ use ferroce_engine::control::{Refusal, XdpInfo};
 use ferroce_engine::link::xdp::Geometry;
 use ferroce_engine::link::xdp::port::{PortError, Zerocopy};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tracing::warn;
 
 use crate::daemon::sys;
 use crate::netlink::{Interface, Interfaces};
@@ -204,16 +203,25 @@ fn queues_in_sysfs(netdev: &str, ifindex: u32) -> Option<(u32, u32)> {
     Some((count("rx-"), count("tx-")))
 }
 
-/// Says what of the options costs speed.
-pub fn warn_of_detours(netdev: &str, geometry: &Geometry, queues: u16) {
-    if geometry.queues < queues {
-        warn!(
-            netdev,
-            served = geometry.queues,
-            queues,
-            "RoCE that arrives on the other receive queues goes through the kernel, which is slower: steer UDP port 4791 to the first ones (`ethtool -X` or `-N`)"
-        );
+/// What the user should know of a port: each one line.
+pub fn notes(info: &XdpInfo, interface: &Interface, queues: Queues) -> Vec<String> {
+    let netdev = &interface.name;
+    let mut notes = Vec::new();
+    let served = info.geometry.queues;
+    if served < queues.receive {
+        notes.push(format!(
+            "{netdev} has {} receive queues, of which {served} are served: RoCE that arrives on the others takes the slower way by UDP sockets; `ethtool -X {netdev} equal {served}` steers all to those that are served",
+            queues.receive
+        ));
     }
+    let longest = longest_packet(info);
+    if longest < interface.mtu {
+        notes.push(format!(
+            "packets take one frame each with this kernel (before Linux 6.6) or driver: the MTU of the device is {longest}, not {}",
+            interface.mtu
+        ));
+    }
+    notes
 }
 
 /// Whether another kind of attachment may be tried after this error. Drivers have many ways to say no: ENOMEM and ENOSPC,
@@ -385,6 +393,30 @@ mod tests {
                 "{options:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_costs_speed_is_said() {
+        let geometry = geometry(&XdpOptions::default(), "eth0", 1500, 2).unwrap();
+        let mut info = XdpInfo {
+            geometry,
+            ..XdpInfo::default()
+        };
+        let queues = |receive| Queues { receive, send: 2 };
+        assert!(notes(&info, &nic(), queues(2)).is_empty());
+        let said = notes(&info, &nic(), queues(8));
+        assert!(
+            matches!(&said[..], [one] if one.contains("ethtool -X eth0 equal 2")),
+            "{said:?}"
+        );
+        let jumbo = Interface { mtu: 9000, ..nic() };
+        let said = notes(&info, &jumbo, queues(2));
+        assert!(
+            matches!(&said[..], [one] if one.contains("1774, not 9000")),
+            "{said:?}"
+        );
+        info.features.multi_buffer = true;
+        assert!(notes(&info, &jumbo, queues(2)).is_empty());
     }
 
     #[test]

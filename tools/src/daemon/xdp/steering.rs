@@ -150,6 +150,11 @@ impl Steering {
         Ok(steering)
     }
 
+    /// Takes the program off the interface, whoever else holds it.
+    pub fn detach(&self) -> io::Result<()> {
+        sys::detach(self.link.as_fd())
+    }
+
     /// What a successor needs.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         vec![

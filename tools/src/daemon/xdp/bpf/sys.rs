@@ -25,6 +25,7 @@ mod command {
     pub const PROG_TEST_RUN: i32 = 10;
     pub const OBJ_GET_INFO_BY_FD: i32 = 15;
     pub const LINK_CREATE: i32 = 28;
+    pub const LINK_DETACH: i32 = 34;
 }
 
 /// Program type, attach type and link type of XDP.
@@ -357,6 +358,19 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<O
     };
     // SAFETY: the request is that of the command, and points nowhere.
     unsafe { bpf_fd(command::LINK_CREATE, &mut request) }
+}
+
+/// Takes the program of a link off its interface, whoever has descriptors of the link.
+pub fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Request {
+        link: RawFd,
+    }
+    let mut request = Request {
+        link: link.as_raw_fd(),
+    };
+    // SAFETY: the request is that of the command, and points nowhere.
+    unsafe { bpf(command::LINK_DETACH, &mut request) }.map(drop)
 }
 
 /// What a link is.
