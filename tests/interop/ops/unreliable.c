@@ -101,12 +101,29 @@ static void send_datagram(struct session *s, struct pair *pair, struct ibv_ah *a
     expect(s, pair, pair->send_cq, &(struct expected){.wr_id = index, .opcode = IBV_WC_SEND, .length = ANY});
 }
 
-/* What lies in front of a datagram: the IP header it came with. */
+/* Whether the GID with that index is of RoCE v1. */
+static bool is_rocev1(struct session *s, uint32_t index)
+{
+    struct ibv_gid_entry entry;
+    MUST(!ibv_query_gid_ex(s->context, 1, index, &entry, 0), "query_gid_ex: %s", strerror(errno));
+    return entry.gid_type == IBV_GID_TYPE_ROCE_V1;
+}
+
+/* Whether a datagram came by RoCE v1: what lies in front of it is a GRH then. */
+static bool came_by_v1(struct session *s, const uint8_t *grh)
+{
+    return is_rocev1(s, (uint32_t)s->gid_index) && grh[0] >> 4 == 6 && grh[6] == 0x1b;
+}
+
+/* What lies in front of a datagram: the IP header or the GRH it came with. */
 static void check_grh(struct session *s, const uint8_t *grh, const union ibv_gid *from, const union ibv_gid *to, uint32_t length, bool imm)
 {
     /* UDP, BTH, DETH, immediate data, payload and pad, ICRC */
     uint32_t datagram = 8 + 12 + 8 + (imm ? 4 : 0) + (length + 3) / 4 * 4 + 4;
-    bool v4 = !memcmp(from->raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12);
+    bool v1 = came_by_v1(s, grh);
+    if (v1)
+        datagram -= 8;
+    bool v4 = !v1 && !memcmp(from->raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12);
     /* For rxe the kernel puts the hop limit of the route in the place of the handle's, except to groups. */
     bool group = v4 ? to->raw[12] >> 4 == 0xe : to->raw[0] == 0xff;
     int hops = s->peer_rxe && !group ? 64 : HOPS;
@@ -123,7 +140,7 @@ static void check_grh(struct session *s, const uint8_t *grh, const union ibv_gid
         sum = (sum & 0xffff) + (sum >> 16);
         MUST((sum & 0xffff) + (sum >> 16) == 0xffff, "the IPv4 header's checksum is wrong");
     } else {
-        MUST(ip[0] >> 4 == 6 && ip[6] == 17 && ip[7] == hops, "IPv6 header %02x, next header %d, hop limit %d", ip[0], ip[6], ip[7]);
+        MUST(ip[0] >> 4 == 6 && ip[6] == (v1 ? 0x1b : 17) && ip[7] == hops, "IPv6 header %02x, next header %d, hop limit %d", ip[0], ip[6], ip[7]);
         MUST(((ip[0] << 4 | ip[1] >> 4) & 0xfc) == 0x20, "traffic class %02x%02x", ip[0], ip[1]);
         MUST(!memcmp(ip + 8, from->raw, 16) && !memcmp(ip + 24, to->raw, 16), "IPv6 addresses in front of the datagram");
     }
@@ -191,6 +208,9 @@ static void ud_answer(struct session *s)
         ibv_destroy_ah(ah);
     } else {
         take_datagram(s, pair, &s->gid, 1, 100, false, 1, 0, &wc);
+        struct ibv_ah_attr back;
+        MUST(!ibv_init_ah_from_wc(s->context, 1, &wc, (struct ibv_grh *)s->in.bytes, &back), "init_ah_from_wc: %s", strerror(errno));
+        MUST(is_rocev1(s, back.grh.sgid_index) == came_by_v1(s, s->in.bytes), "it is answered by the other RoCE version");
         struct ibv_ah *ah = ibv_create_ah_from_wc(s->pd, &wc, (struct ibv_grh *)s->in.bytes, 1);
         MUST(ah, "create_ah_from_wc: %s", strerror(errno));
         send_datagram(s, pair, ah, wc.src_qp, QKEY, 2, 77, false);
@@ -229,6 +249,11 @@ static void ud_multicast(struct session *s)
     union ibv_gid group = {.raw = {[10] = 0xff, 0xff, 239, 7, 7, 1}};
     if (!v4)
         inet_pton(AF_INET6, "ff0e::4791:1", group.raw);
+    if (is_rocev1(s, (uint32_t)s->gid_index)) {
+        struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = group, .sgid_index = (uint8_t)s->gid_index}};
+        MUST(!ibv_create_ah(s->pd, &attr) && errno == EINVAL, "create_ah to a group over RoCE v1: %s", strerror(errno));
+        skip(s, "groups are of RoCE v2");
+    }
     struct pair *pair = datagrams(s);
     memset(s->in.bytes, BLANK, 4 * 400);
     int join = -1, rc = 0;
