@@ -226,7 +226,7 @@ impl Umem {
         Umem::new(map_file(file, Umem::file_len(geometry), true)?, geometry)
     }
 
-    fn new(mapping: Mapping, geometry: &Geometry) -> io::Result<Umem> {
+    pub fn new(mapping: Mapping, geometry: &Geometry) -> io::Result<Umem> {
         Ok(Umem {
             start: mapping.at(0, geometry.umem_len())?,
             chunk: geometry.chunk as usize,

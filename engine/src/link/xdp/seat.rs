@@ -510,3 +510,6 @@ pub(super) fn owner(seat: u16) -> u8 {
     // There are at most 251.
     seat as u8 + 1
 }
+
+#[cfg(test)]
+mod tests;

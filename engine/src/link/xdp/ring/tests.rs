@@ -40,6 +40,44 @@ fn kernel_puts(ring: &Ring<AtomicU64>, address: u64) {
     ring.producer().store(position.wrapping_add(1), Release);
 }
 
+// The kernel's end of rings, for the tests of seats.
+
+impl RxRing {
+    pub fn put(&self, descriptor: Descriptor) {
+        let position = self.ring.producer().load(Relaxed);
+        let entry = self.ring.entry(position);
+        entry.address.store(descriptor.address, Relaxed);
+        entry.len.store(descriptor.len, Relaxed);
+        entry.options.store(descriptor.options, Relaxed);
+        self.ring.producer().store(position.wrapping_add(1), Release);
+    }
+}
+
+impl TxRing {
+    pub fn consume(&self) -> Vec<Descriptor> {
+        let (start, end) = (
+            self.ring.consumer().load(Relaxed),
+            self.ring.producer().load(Acquire),
+        );
+        let count = end.wrapping_sub(start);
+        let entries = (0..count).map(|ahead| self.ring.entry(start.wrapping_add(ahead)));
+        let read = |entry: &Slot| Descriptor {
+            address: entry.address.load(Relaxed),
+            len: entry.len.load(Relaxed),
+            options: entry.options.load(Relaxed),
+        };
+        let descriptors = entries.map(read).collect();
+        self.ring.consumer().store(end, Release);
+        descriptors
+    }
+}
+
+impl CompletionRing {
+    pub fn put(&self, address: u64) {
+        kernel_puts(&self.0, address);
+    }
+}
+
 #[test]
 fn a_fill_ring_gives_frames_in_order_over_many_laps() {
     let ring = fill(8);
@@ -222,14 +260,11 @@ fn a_receive_ring_gives_back_what_was_seen() {
     assert_eq!(ring.available(), 0);
     for round in 0..10u32 {
         for number in 0..3 {
-            let position = ring.ring.producer().load(Relaxed);
-            let entry = ring.ring.entry(position);
-            entry
-                .address
-                .store(u64::from(round * 3 + number) * CHUNK, Relaxed);
-            entry.len.store(number, Relaxed);
-            entry.options.store(round, Relaxed);
-            ring.ring.producer().store(position.wrapping_add(1), Release);
+            ring.put(Descriptor {
+                address: u64::from(round * 3 + number) * CHUNK,
+                len: number,
+                options: round,
+            });
         }
         assert_eq!(ring.available(), 3);
         for number in 0..3 {
