@@ -262,6 +262,44 @@ fn what_can_not_be_is_refused_and_nothing_changed() {
 }
 
 #[test]
+fn where_the_driver_runs_no_program_the_kernel_does() {
+    if !in_fresh_namespace_of_root("where_the_driver_runs_no_program_the_kernel_does") {
+        return;
+    }
+    make_veth();
+    ip("link add mv link fa type macvlan mode bridge");
+    ip("link set mv up");
+    let _daemon = Daemon::start(&[]);
+    let request = |options| Request::LinkAdd {
+        name: "rdma0".into(),
+        netdev: "mv".into(),
+        xdp: Some(options),
+    };
+    let notes = match Client::connect().unwrap().ask(&request(XdpOptions::default())) {
+        Ok(Reply::Added { notes }) => notes,
+        other => panic!("{other:?}"),
+    };
+    assert!(
+        matches!(&notes[..], [one] if one.contains("SKB mode")),
+        "{notes:?}"
+    );
+    let info = xdp_info("rdma0");
+    assert!(!info.driver && !info.features.zerocopy);
+    let holder = Holder::start("rdma0");
+    holder.kill();
+    eventually("the seat comes back", || seats_taken("rdma0") == 0);
+    del("rdma0").unwrap();
+    assert!(!has_program("mv"));
+    let zerocopy = XdpOptions {
+        zerocopy: Zerocopy::On,
+        ..XdpOptions::default()
+    };
+    let refusal = done(&request(zerocopy)).unwrap_err();
+    assert!(matches!(refusal, Refusal::ZerocopyRefused { .. }), "{refusal}");
+    assert!(!has_program("mv"));
+}
+
+#[test]
 fn without_privilege_xdp_mode_is_refused() {
     if !in_fresh_namespace("without_privilege_xdp_mode_is_refused") {
         return;

@@ -224,4 +224,18 @@ mod tests {
             assert_eq!(cookies(&found), cookies(&sockets));
         }
     }
+
+    #[test]
+    fn what_another_user_made_is_not_believed() {
+        let socket = enclose(PORT_MARK, &[null().as_fd()]).unwrap();
+        assert!(look_into(socket.as_fd()).is_ok());
+        let other = rustix::fs::Uid::from_raw(geteuid().as_raw() + 1);
+        // Only root can give a socket away, as an ordinary user can't make one of root's.
+        if rustix::fs::fchown(&socket, Some(other), None).is_err() {
+            assert!(!geteuid().is_root());
+            return;
+        }
+        let refused = look_into(socket.as_fd()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+    }
 }
