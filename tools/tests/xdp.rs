@@ -313,6 +313,30 @@ fn without_privilege_xdp_mode_is_refused() {
 }
 
 #[test]
+fn interface_that_goes_takes_the_device_from_under_its_programs() {
+    if !in_fresh_namespace_of_root("interface_that_goes_takes_the_device_from_under_its_programs") {
+        return;
+    }
+    make_veth();
+    let _daemon = Daemon::start(&[]);
+    add("fa", programs(2)).unwrap();
+    let (holder, other) = (Holder::start("rdma0"), Holder::start("rdma0"));
+    ip("link del fa");
+    eventually("no device", || link("rdma0").is_none());
+    holder.kill();
+    // The place is free for the next, though a program of the last one lives.
+    make_veth();
+    add("fa", programs(2)).unwrap();
+    assert_eq!(seats_taken("rdma0"), 0);
+    let next = Holder::start("rdma0");
+    assert_ne!(next.slot, other.slot);
+    other.finish();
+    next.finish();
+    eventually("nobody uses it", || del("rdma0").is_ok());
+    assert_untouched();
+}
+
+#[test]
 fn seats_run_out_and_come_back() {
     if !in_fresh_namespace_of_root("seats_run_out_and_come_back") {
         return;
