@@ -18,6 +18,10 @@ const BATCH: usize = 256;
 /// How long an acknowledgement waits for company at most, if the caller keeps to [`Device::next_deadline`].
 const ACK_HOLD: Duration = Duration::from_millis(1);
 
+/// How long it waits at least while the application polls: long enough for the answer to a packet whose fellows are on
+/// their way.
+const ACK_PATIENCE: Duration = Duration::from_micros(4);
+
 /// When a packet that found no room where it goes is tried again, at the latest.
 const BUSY_PAUSE: Duration = Duration::from_micros(250);
 
@@ -100,7 +104,7 @@ impl Device {
 
     /// As [`Device::transmit`], where acknowledgements go as `acks` says.
     pub fn transmit_acks(&mut self, now: Time, link: &mut dyn Transmit, acks: Acks) -> Progress {
-        if acks == Acks::Send || self.held_since < now {
+        if acks == Acks::Send || self.held_since + ACK_PATIENCE <= now {
             while let Some(qpn) = self.held.pop_front() {
                 if let Some(qp) = self.qps.get_mut(qpn) {
                     // It waited in vain: the next one does not, unless the application sends again.

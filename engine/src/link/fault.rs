@@ -329,8 +329,8 @@ impl<L: Link> Link for FaultInjector<L> {
         Ok(self.inner.flush()? && self.late_tx.is_none())
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
-        self.inner.receive_fd()
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
+        self.inner.receive_fds(fds);
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {

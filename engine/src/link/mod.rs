@@ -163,8 +163,9 @@ pub trait Link: Transmit + Send {
     /// such packets count as lost, and the transport's timers deal with it.
     fn flush(&mut self) -> io::Result<bool>;
 
-    /// The descriptor to poll for readability.
-    fn receive_fd(&self) -> Option<RawFd>;
+    /// Adds the descriptors to poll for readability to `fds`; who asks is about to wait, and calls [`Link::receive`]
+    /// after that.
+    fn receive_fds(&self, fds: &mut Vec<RawFd>);
 
     /// The descriptor to poll for readability while [`Link::flush`] says `false`: then there is room for what it holds.
     fn transmit_fd(&self) -> Option<RawFd>;
@@ -210,8 +211,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).flush()
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
-        (**self).receive_fd()
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
+        (**self).receive_fds(fds);
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {

@@ -283,8 +283,8 @@ impl<L: Link> Link for PcapTap<L> {
         self.inner.flush()
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
-        self.inner.receive_fd()
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
+        self.inner.receive_fds(fds);
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {

@@ -573,9 +573,7 @@ impl Link for SimLink {
         Ok(self.network.0.lock().flush(self.node))
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
-        None
-    }
+    fn receive_fds(&self, _: &mut Vec<RawFd>) {}
 
     fn transmit_fd(&self) -> Option<RawFd> {
         None

@@ -1,5 +1,7 @@
 //! What the engine's lock protects: the device, its link, and the rounds that move packets between them.
 
+use std::time::Duration;
+
 use crate::device::{Acks, Device, Progress};
 use crate::link::Link;
 use crate::time::Time;
@@ -17,8 +19,8 @@ pub(super) struct Core {
     blocked: bool,
     /// Packets are ready that wait for the next round.
     more: bool,
-    /// Rounds since the last that received something.
-    idle_rounds: u32,
+    /// When something was received last, or that was taken for long ago.
+    idle_since: Time,
 }
 
 impl Core {
@@ -28,7 +30,7 @@ impl Core {
             link,
             blocked: false,
             more: false,
-            idle_rounds: 0,
+            idle_since: Time::ZERO,
         }
     }
 
@@ -45,19 +47,20 @@ impl Core {
         if device.next_deadline().is_some_and(|deadline| deadline <= now) {
             device.handle_timeouts(now);
         }
-        // Nobody polls so fast that an acknowledgement had better wait when nothing comes.
-        self.transmit(now, if received { acks } else { Acks::Send });
-        self.idle_rounds = if received {
-            0
-        } else {
-            self.idle_rounds.wrapping_add(1)
-        };
+        self.transmit(now, acks);
+        if received {
+            self.idle_since = now;
+        }
         received
     }
 
-    /// Rounds in a row that received nothing.
-    pub(super) fn idle_rounds(&self) -> u32 {
-        self.idle_rounds
+    /// Whether nothing was received for so long; then it begins anew.
+    pub(super) fn idles(&mut self, now: Time, time: Duration) -> bool {
+        let idles = now.since(self.idle_since) >= time;
+        if idles {
+            self.idle_since = now;
+        }
+        idles
     }
 
     /// Sends what the device has ready, as far as the link takes it; where that is much, the next round goes on.
@@ -166,9 +169,7 @@ mod tests {
         fn flush(&mut self) -> io::Result<bool> {
             Ok(true)
         }
-        fn receive_fd(&self) -> Option<RawFd> {
-            None
-        }
+        fn receive_fds(&self, _: &mut Vec<RawFd>) {}
         fn transmit_fd(&self) -> Option<RawFd> {
             None
         }

@@ -85,8 +85,8 @@ impl Pulse {
     /// The transport next needs a round at `deadline`, or when the link is writable: wakes a helper that sleeps longer.
     pub(super) fn expect(&self, deadline: Option<Time>, blocked: bool) {
         let sleeps_until = self.sleeps_until.load(Ordering::SeqCst);
-        // What goes on at once is left to an application that polls; the nap is short.
-        let left = deadline == Some(Time::ZERO) && self.naps.load(Ordering::SeqCst);
+        // An application that polls sees to its deadlines itself, and should it stop: the nap is short.
+        let left = self.naps.load(Ordering::SeqCst);
         let late = !left && deadline.is_some_and(|deadline| deadline.as_nanos() < sleeps_until);
         if late || (blocked && sleeps_until != 0 && !self.awaits_writable.load(Ordering::Relaxed)) {
             self.wake();
@@ -170,13 +170,13 @@ impl Run {
     fn sleep(&mut self, nap: Option<Time>) {
         let shared = self.shared.clone();
         let pulse = &shared.pulse;
-        let (mut receive, mut transmit, mut until) = (None, None, nap);
+        let (mut receive, mut transmit, mut until) = (Vec::new(), None, nap);
         if nap.is_some() {
             // The application has the lock often enough, and sees to its deadlines.
             pulse.announce(until, true, false);
         } else {
             let core = shared.core.lock();
-            receive = core.link().receive_fd();
+            core.link().receive_fds(&mut receive);
             transmit = core.link().transmit_fd().filter(|_| core.blocked());
             until = core.next_deadline();
             // Under the lock: whoever sets an earlier deadline later sees it.
@@ -186,12 +186,16 @@ impl Run {
         // An application that armed a CQ, or asked to stop, before it could see that we sleep.
         let just_armed = nap.is_some() && pulse.nap(now).is_none();
         if !just_armed && !pulse.stop.load(Ordering::SeqCst) {
-            let mut fds = Vec::with_capacity(4);
+            let mut fds = Vec::with_capacity(3 + receive.len());
             fds.push(PollFd::new(&pulse.wake, PollFlags::IN));
             fds.push(PollFd::from_borrowed_fd(shared.lease.control_fd(), PollFlags::IN));
             // SAFETY: the link owns these descriptors, and it lives as long as `shared`.
             let borrow = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
-            fds.extend(receive.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
+            fds.extend(
+                receive
+                    .into_iter()
+                    .map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)),
+            );
             fds.extend(transmit.map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)));
             let timeout = until.map(|until| timespec(until.since(now)));
             if let Err(error) = rustix::event::poll(&mut fds, timeout.as_ref())

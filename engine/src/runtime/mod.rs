@@ -41,9 +41,9 @@ use self::ends::Ends;
 pub use self::guest::Guest;
 use self::helper::Helper;
 
-/// Rounds in vain after which another thread may have the CPU: where there are more that poll than CPUs, it may be the
+/// Time in vain after which another thread may have the CPU: where there are more that poll than CPUs, it may be the
 /// one that this one waits for.
-const YIELD_AFTER: u32 = 32;
+const YIELD_AFTER: Duration = Duration::from_micros(20);
 
 /// How long exit and close wait for the engine's lock before they give up on the last packets.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -318,9 +318,9 @@ impl Engine {
         };
         core.round(now, Acks::MayWait);
         self.shared.settle(&mut core);
-        let idle = core.idle_rounds();
+        let idles = core.idles(now, YIELD_AFTER);
         drop(core);
-        if idle != 0 && idle.is_multiple_of(YIELD_AFTER) {
+        if idles {
             std::thread::yield_now();
         }
     }

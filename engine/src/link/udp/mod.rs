@@ -105,8 +105,8 @@ impl Link for UdpLink {
         self.transmitter.flush()
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
-        Some(self.receiver.socket().as_raw_fd())
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.push(self.receiver.socket().as_raw_fd());
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {

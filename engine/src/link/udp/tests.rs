@@ -161,8 +161,10 @@ fn receive(link: &mut UdpLink, count: usize) -> Vec<Received> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while out.len() < count {
         let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = Vec::new();
+        link.receive_fds(&mut fds);
         let mut poll = libc::pollfd {
-            fd: link.receive_fd().unwrap(),
+            fd: fds[0],
             events: libc::POLLIN,
             revents: 0,
         };

@@ -41,7 +41,7 @@ use super::{ICRC_LEN, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// Rounds between looks at a UDP socket where nothing happens: a look is a system call, a round in vain is next to nothing.
-const UDP_REST: u32 = 128;
+const UDP_REST: u32 = 512;
 /// Rounds with a look each, once something happened there.
 const UDP_ACTIVE: u32 = 8192;
 
@@ -101,10 +101,8 @@ pub struct XdpLink<P: Place = Seat> {
     rest: u32,
     /// Rounds in which it is looked at each time.
     active: u32,
-    /// Somebody may have slept on the descriptor: the next round looks at both.
+    /// Somebody may have slept on the descriptors: the next round looks at both.
     awaited: Cell<bool>,
-    /// Readable when there is something to receive.
-    arrivals: OwnedFd,
     /// Readable when there is room for what is held.
     room: OwnedFd,
     counters: Counters,
@@ -116,9 +114,6 @@ impl<P: Place> XdpLink<P> {
     /// # Errors
     /// Those of epoll.
     pub fn new(seat: P, udp: Box<dyn Link>, config: Config) -> io::Result<XdpLink<P>> {
-        let arrivals = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        watch(&arrivals, Some(seat.receive_fd()))?;
-        watch(&arrivals, udp.receive_fd())?;
         let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(XdpLink {
             seat,
@@ -134,7 +129,6 @@ impl<P: Place> XdpLink<P> {
             rest: 0,
             active: 0,
             awaited: Cell::new(false),
-            arrivals,
             room,
             counters: Counters::default(),
         })
@@ -367,9 +361,10 @@ impl<P: Place> Link for XdpLink<P> {
         outcome
     }
 
-    fn receive_fd(&self) -> Option<RawFd> {
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
         self.awaited.set(true);
-        Some(self.arrivals.as_raw_fd())
+        self.seat.receive_fds(fds);
+        self.udp.receive_fds(fds);
     }
 
     fn transmit_fd(&self) -> Option<RawFd> {

@@ -20,7 +20,7 @@ pub trait Place: Send {
     fn submit(&mut self, frames: Self::Frames);
     fn give_back(&mut self, frames: Self::Frames);
     fn kick(&mut self) -> io::Result<bool>;
-    fn receive_fd(&self) -> RawFd;
+    fn receive_fds(&self, fds: &mut Vec<RawFd>);
     fn transmit_fd(&self) -> RawFd;
     fn find(&self, dest: IpAddr) -> Option<(Hop, Self::Known)>;
     fn is_current(&self, known: &Self::Known) -> bool;
@@ -53,8 +53,8 @@ impl Place for Seat {
     fn kick(&mut self) -> io::Result<bool> {
         Seat::kick(self)
     }
-    fn receive_fd(&self) -> RawFd {
-        Seat::receive_fd(self)
+    fn receive_fds(&self, fds: &mut Vec<RawFd>) {
+        fds.extend(Seat::receive_fds(self));
     }
     fn transmit_fd(&self) -> RawFd {
         Seat::transmit_fd(self)

@@ -33,8 +33,6 @@ pub struct Seat {
     transmitter: Transmitter,
     control: Control,
     umem: Umem,
-    /// Readable when one of several queues has something.
-    arrivals: Option<OwnedFd>,
     overlong: u64,
     invalid: u64,
 }
@@ -85,8 +83,9 @@ struct Transmitter {
     queued: bool,
     /// Since when there has been no frame.
     stuck: Option<Instant>,
-    /// Readable when the ring has room.
+    /// Readable when the ring has room, while that is watched: a watch costs time with every packet, both ways.
     room: OwnedFd,
+    watched: bool,
     kicks: u64,
     blocked: u64,
     dropped: u64,
@@ -121,15 +120,6 @@ impl Seat {
         let control = Control::map(&control, &geometry)?;
         let umem = Umem::map(&umem, &geometry)?;
         let transmitter = Transmitter::new(&geometry, seat, &sockets)?;
-        let arrivals = if sockets.len() > 1 {
-            let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            for socket in &sockets {
-                epoll::add(&all, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-            }
-            Some(all)
-        } else {
-            None
-        };
         let queues = (0..).zip(sockets);
         let queues = queues.map(|(queue, socket)| RxQueue::new(&geometry, seat, queue, socket));
         Ok(Seat {
@@ -137,7 +127,6 @@ impl Seat {
             transmitter,
             control,
             umem,
-            arrivals,
             overlong: 0,
             invalid: 0,
         })
@@ -212,15 +201,17 @@ impl Seat {
             return Ok(true);
         }
         let socket = &self.queues[self.transmitter.queue].socket;
-        self.transmitter.kick(&self.control, socket)
+        let taken = self.transmitter.kick(&self.control, socket);
+        let full = matches!(taken, Ok(false));
+        if self.transmitter.watched != full {
+            self.transmitter.watch(socket, full);
+        }
+        taken
     }
 
-    /// Readable when frames have arrived.
-    pub fn receive_fd(&self) -> RawFd {
-        match &self.arrivals {
-            Some(all) => all.as_raw_fd(),
-            None => self.queues[0].socket.as_raw_fd(),
-        }
+    /// Readable when frames have arrived, one of each queue.
+    pub fn receive_fds(&self) -> impl Iterator<Item = RawFd> {
+        self.queues.iter().map(|queue| queue.socket.as_raw_fd())
     }
 
     /// Readable when the kernel may take what [`Seat::kick`] could not hand over: the transmit ring is not more than
@@ -331,12 +322,6 @@ impl Transmitter {
         let socket = &sockets[queue];
         let layout = Layout::of(socket.as_fd())?;
         let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(
-            &room,
-            socket,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::OUT,
-        )?;
         let chunk = geometry.chunk as usize;
         let mut ring = layout.tx(socket.as_fd(), geometry.tx_ring)?;
         Ok(Transmitter {
@@ -351,6 +336,7 @@ impl Transmitter {
             chunk,
             stuck: None,
             room,
+            watched: false,
             kicks: 0,
             blocked: 0,
             dropped: 0,
@@ -492,6 +478,26 @@ impl Transmitter {
             }
             left = waiting;
             self.drain(control);
+        }
+    }
+
+    /// Has `room` watch the ring, or not.
+    #[cold]
+    fn watch(&mut self, socket: &OwnedFd, full: bool) {
+        let watched = if full {
+            epoll::add(
+                &self.room,
+                socket,
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::OUT,
+            )
+        } else {
+            epoll::delete(&self.room, socket)
+        };
+        match watched {
+            Ok(()) => self.watched = full,
+            // It is tried again with the next kick.
+            Err(error) => tracing::debug!(%error, "a transmit ring can't be watched"),
         }
     }
 

@@ -47,6 +47,7 @@ fn transmitter(seat: u16) -> Transmitter {
         queued: false,
         stuck: None,
         room: epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),
+        watched: false,
         kicks: 0,
         blocked: 0,
         dropped: 0,
