@@ -45,6 +45,7 @@ const VLAN: i32 = 4;
 const IPV4: i16 = 20;
 const IPV6: i16 = 40;
 const UDP: i16 = 8;
+const UDP_CHECKSUM: i16 = 6;
 const BTH: i16 = 12;
 const ICRC: i16 = 4;
 /// Of the BTH: the high byte of the destination queue pair's number, which is the slot.
@@ -60,9 +61,18 @@ const CTX: Reg = R6;
 /// ... as if no tag were in it ...
 const FRAME: Reg = R7;
 const END: Reg = R8;
-/// ... and how many bytes it has behind its Ethernet header; later, whether it is RoCE v1.
+/// ... and how many bytes it has behind its Ethernet header; later, how it travelled.
 const LEN: Reg = R9;
-const IS_V1: Reg = R9;
+const KIND: Reg = R9;
+
+/// Values of [`KIND`]: RoCE v2 without a UDP checksum, ...
+const V2: i32 = 0;
+/// ... RoCE v1, ...
+const V1: i32 = 1;
+/// ... and RoCE v2 with one. NICs leave it out; it comes from a UDP socket, and on virtual interfaces may then be several
+/// packets that the sender's kernel has left whole (GSO). Only the kernel can divide them, so a seat gets all of this kind
+/// by its UDP socket, in their order.
+const V2_OF_SOCKET: i32 = 2;
 
 /// On the stack: an address of 16 bytes, and a number.
 const ADDRESS: i16 = -16;
@@ -160,11 +170,21 @@ fn need_own_address(asm: &mut Assembler, maps: &MapFds, all: &Places) {
 }
 
 /// Takes the slot out of the BTH there.
-fn take_slot(asm: &mut Assembler, bth: i16, is_v1: bool, all: &Places) {
+fn take_slot(asm: &mut Assembler, bth: i16, kind: i32, all: &Places) {
     reach(asm, bth + BTH, all.pass);
     asm.load(Size::B1, R4, FRAME, bth + SLOT_IN_BTH);
-    asm.mov(IS_V1, i32::from(is_v1));
+    asm.mov(KIND, kind);
     asm.jump(all.slot);
+}
+
+/// As [`take_slot`], behind the UDP header there.
+fn take_slot_behind_udp(asm: &mut Assembler, udp: i16, all: &Places) {
+    let of_socket = asm.label();
+    asm.load_be16(R2, FRAME, udp + UDP_CHECKSUM);
+    asm.jump_if(If::Ne, R2, 0, of_socket);
+    take_slot(asm, udp + UDP, V2, all);
+    asm.here(of_socket);
+    take_slot(asm, udp + UDP, V2_OF_SOCKET, all);
 }
 
 fn from_ipv4(asm: &mut Assembler, maps: &MapFds, all: &Places) {
@@ -191,7 +211,7 @@ fn from_ipv4(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     asm.jump_if(If::Lt, R3, i32::from(UDP + BTH + ICRC), all.bad_length);
     asm.op(Op::Sub, R2, i32::from(IPV4));
     asm.jump_if(If::Ne, R2, R3, all.bad_length);
-    take_slot(asm, udp + UDP, false, all);
+    take_slot_behind_udp(asm, udp, all);
 }
 
 /// The third word of a mapped IPv4 address.
@@ -221,7 +241,7 @@ fn from_ipv6(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     asm.jump_if(If::Ne, R2, R3, all.bad_length);
     asm.op(Op::Add, R2, i32::from(IPV6));
     asm.jump_if(If::Gt, R2, LEN, all.bad_length);
-    take_slot(asm, udp + UDP, false, all);
+    take_slot_behind_udp(asm, udp, all);
 }
 
 /// RoCE v1 has a GRH, which is like an IPv6 header, and behind it at once the BTH.
@@ -234,7 +254,7 @@ fn from_v1(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     asm.jump_if(If::Lt, R2, i32::from(BTH + ICRC), all.bad_length);
     asm.op(Op::Add, R2, i32::from(IPV6));
     asm.jump_if(If::Gt, R2, LEN, all.bad_length);
-    take_slot(asm, ETHERNET + IPV6, true, all);
+    take_slot(asm, ETHERNET + IPV6, V1, all);
 }
 
 fn need_version_6(asm: &mut Assembler, next_header: i32, all: &Places) {
@@ -262,6 +282,7 @@ fn to_slot(asm: &mut Assembler, maps: &MapFds, queues: u16, all: &Places) {
     asm.load(Size::B4, R1, R0, 0);
     asm.jump_if(If::Eq, R1, NOBODY as i32, unowned);
     asm.jump_if(If::Eq, R1, KERNEL as i32, kernel);
+    asm.jump_if(If::Eq, KIND, V2_OF_SOCKET, all.pass);
     // Of queues that are not served the kernel takes the packets to the seat's UDP socket.
     asm.load(Size::B4, R2, CTX, RX_QUEUE_INDEX);
     asm.jump_if(If::Ge, R2, i32::from(queues), kernel);
@@ -277,7 +298,7 @@ fn to_slot(asm: &mut Assembler, maps: &MapFds, queues: u16, all: &Places) {
     asm.jump(count);
 
     asm.here(kernel);
-    asm.jump_if(If::Eq, IS_V1, 0, all.pass);
+    asm.jump_if(If::Ne, KIND, V1, all.pass);
     // The kernel knows no RoCE v1.
     asm.here(unowned);
     asm.mov(R4, UNOWNED as i32);

@@ -152,6 +152,21 @@ fn packets_go_by_their_slot() {
 }
 
 #[test]
+fn what_udp_sockets_send_is_divided_by_the_kernel() {
+    if !in_fresh_namespace("daemon::xdp::steering::tests::what_udp_sockets_send_is_divided_by_the_kernel") {
+        return;
+    }
+    let bench = Bench::new();
+    for (slot, verdict) in [(SEAT, Pass), (KERNEL, Pass), (NOBODY, Unowned)] {
+        for (frame, checksum) in good(slot).iter().zip([40, 44, 60]) {
+            for bytes in [[0x12, 0x34], [0, 1], [1, 0]] {
+                assert_eq!(bench.run(&with(frame, checksum, &bytes)), verdict, "slot {slot}");
+            }
+        }
+    }
+}
+
+#[test]
 fn kernels_without_several_buffers_run_it_too() {
     if !in_fresh_namespace("daemon::xdp::steering::tests::kernels_without_several_buffers_run_it_too") {
         return;

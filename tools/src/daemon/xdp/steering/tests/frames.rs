@@ -135,7 +135,9 @@ fn parse(frame: &[u8]) -> Option<Verdict> {
     if ip_len > rest.len() || udp_len.is_some_and(|len| len != ip_len) || ip_len < header + 16 {
         return Some(Length);
     }
+    let of_socket = !is_v1 && rest[header - 2..header] != [0, 0];
     Some(match rest[header + 5] {
+        SEAT | SEAT_WITHOUT_SOCKET if of_socket => Pass,
         SEAT => Redirect,
         SEAT_WITHOUT_SOCKET => NoSocket,
         0 | KERNEL if !is_v1 => Pass,
