@@ -17,7 +17,7 @@ use super::socket::{self, Layout};
 const BATCH: u32 = 32;
 /// Entries that may be seen and not yet given back while more arrive.
 const HELD: u32 = 16;
-/// Bytes of the longest packet that is received: more than any RoCE packet has.
+/// Bytes of the longest packet that is sent or received: more than any RoCE packet has.
 const LONGEST: usize = 8192;
 /// Frames to send that are used again and again while few are under way, so that the processor's caches have them.
 const WINDOW: u32 = 64;
@@ -93,7 +93,7 @@ struct Transmitter {
     queue: usize,
 }
 
-/// Frames that were reserved to send one packet: one, or two that lie one behind the other.
+/// Frames that were reserved to send one packet: one, or some that lie one behind the other.
 #[derive(Debug)]
 pub struct Frames {
     /// Number of the first.
@@ -332,7 +332,7 @@ impl Transmitter {
             frames: geometry.frames_of_seat(seat),
             next: 0,
             turn: WINDOW.min(geometry.tx_ring),
-            draft: vec![0; 2 * chunk].into_boxed_slice(),
+            draft: vec![0; LONGEST].into_boxed_slice(),
             chunk,
             stuck: None,
             room,
@@ -347,8 +347,11 @@ impl Transmitter {
 
     #[inline]
     fn reserve(&mut self, control: &Control, len: usize) -> Option<Frames> {
+        if len > self.draft.len() {
+            return None;
+        }
         let count = self.pieces(len);
-        if len > self.draft.len() || !self.ring.has_room(count) {
+        if !self.ring.has_room(count) {
             return None;
         }
         if self.next >= self.turn {
@@ -365,7 +368,11 @@ impl Transmitter {
     /// Frames that a packet takes.
     #[inline]
     fn pieces(&self, len: usize) -> u32 {
-        1 + u32::from(len > self.chunk)
+        if len <= self.chunk {
+            return 1;
+        }
+        // No more than `LONGEST` has.
+        len.div_ceil(self.chunk) as u32
     }
 
     #[inline]
