@@ -35,6 +35,9 @@ pub struct Features {
     pub hugepages: bool,
 }
 
+/// What older kernels lack: there the rings of a socket can't be mapped (EBUSY) once it is bound, so not by another process.
+pub const NOT_SHARED: &str = "AF_XDP sockets that processes can share (Linux 6.4 and later have them)";
+
 /// A step that failed, when a port was made.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
@@ -142,7 +145,13 @@ impl Port {
     ) -> Result<Port, PortError> {
         let pools = sockets.iter().map(|queue| Pool::of(&queue[0], &geometry));
         let pools = pools.collect::<io::Result<_>>();
-        let pools = pools.map_err(PortError::new("the rings of AF_XDP sockets can't be mapped"))?;
+        let pools = pools.map_err(|source: io::Error| match source.raw_os_error() {
+            Some(libc::EBUSY) => PortError {
+                what: NOT_SHARED,
+                source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+            },
+            _ => PortError::new("the rings of AF_XDP sockets can't be mapped")(source),
+        })?;
         let control = Control::map(&control_file, &geometry);
         let control = control.map_err(PortError::new("shared memory can't be mapped"))?;
         Ok(Port {

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use ferroce_engine::control::protocol::XdpOptions;
 use ferroce_engine::control::{Refusal, XdpInfo};
 use ferroce_engine::link::xdp::Geometry;
-use ferroce_engine::link::xdp::port::{PortError, Zerocopy};
+use ferroce_engine::link::xdp::port::{NOT_SHARED, PortError, Zerocopy};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::daemon::sys;
@@ -245,6 +245,9 @@ pub fn is_of_the_driver(error: &io::Error) -> bool {
 pub fn refuse_port(error: &PortError, netdev: &str, geometry: &Geometry, zerocopy: Zerocopy) -> Refusal {
     let PortError { what, source } = error;
     match source.raw_os_error() {
+        _ if *what == NOT_SHARED => Refusal::XdpUnsupported {
+            what: NOT_SHARED.to_owned(),
+        },
         Some(libc::EBUSY) => Refusal::XdpQueueInUse {
             netdev: netdev.to_owned(),
         },
