@@ -28,7 +28,9 @@ answers_in() { ferroce_in "$1" status >/dev/null; }
 # daemon_in SIDE [OPTION...]: a daemon of root's that serves the user; its id in daemon[SIDE].
 declare -A daemon=()
 daemon_in() {
+    # shellcheck disable=SC2153
     start "ferroced-$1" ip netns exec "$1" "$FERROCED" --group "$NOBODY" "${@:2}"
+    # shellcheck disable=SC2034
     daemon[$1]=$PID
     until_true 10 answers_in "$1"
 }
