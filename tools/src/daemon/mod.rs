@@ -241,9 +241,7 @@ impl Daemon {
         ] {
             poll.add(fd, source).map_err(DaemonError::io("epoll"))?;
         }
-        let netns = rustix::fs::stat("/proc/self/ns/net")
-            .map_err(|error| DaemonError::io("/proc/self/ns/net")(error.into()))?
-            .st_ino;
+        let netns = sys::network_namespace().map_err(DaemonError::io("/proc/self/ns/net"))?;
         let tree =
             Tree::create(netns, options.group.is_some()).map_err(DaemonError::io("make the device tree"))?;
         let mut server =

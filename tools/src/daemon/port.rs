@@ -8,10 +8,7 @@ use super::sockets::ROCE_PORT;
 
 /// Names the program that has UDP port 4791 in this network namespace, as far as `/proc` tells.
 pub fn owner_of_roce_port() -> String {
-    let inodes: BTreeSet<u64> = sockets_on_roce_port()
-        .into_iter()
-        .map(|socket| socket.inode)
-        .collect();
+    let inodes = inodes_on_roce_port();
     // Sockets of the kernel itself are in no table of a process.
     if inodes.iter().all(|inode| *inode == 0) && Path::new("/sys/module/rdma_rxe").exists() {
         return "the kernel's Soft-RoCE (rdma_rxe)".to_owned();
@@ -21,6 +18,12 @@ pub fn owner_of_roce_port() -> String {
         || "another program".to_owned(),
         |pid| format!("{} (pid {pid})", command_name(pid)),
     )
+}
+
+/// The sockets on the RoCE port of this network namespace.
+pub fn inodes_on_roce_port() -> BTreeSet<u64> {
+    let sockets = sockets_on_roce_port().into_iter();
+    sockets.map(|socket| socket.inode).collect()
 }
 
 /// True if the port looks as an earlier daemon of this user leaves it to programs that go on.

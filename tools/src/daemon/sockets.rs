@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_engine::control::{DAEMON_SLOT, protocol};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, getsockname, ipproto, recv,
@@ -19,7 +20,7 @@ use rustix::net::{
 use tracing::warn;
 
 use super::xdp::is_own;
-use super::{groups, sys};
+use super::{groups, port, sys};
 
 /// The UDP port of RoCE v2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
@@ -61,7 +62,7 @@ impl SlotSockets {
         Ok(Self { sockets, heirloom })
     }
 
-    /// Takes the sockets over from an earlier daemon of this user. Whoever shows them: they are their maker's, and what
+    /// Takes the sockets over from an earlier daemon of this user in this network namespace. Whoever shows them: they are their maker's, and what
     /// lies in the queue was put there before anyone else had it.
     pub fn inherit(heirloom: OwnedFd) -> io::Result<Self> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -72,10 +73,15 @@ impl SlotSockets {
         if message.bytes != HEIRLOOM_MARK || message.fds.len() < 2 {
             return Err(invalid("no sockets of a ferroced"));
         }
+        // A program may have the heirloom of another namespace's daemon too.
+        let here = port::inodes_on_roce_port();
         for socket in &message.fds {
             // Anything else would not be what programs take it for.
             if !is_own(socket.as_fd())? || !is_bound_to_port(socket) || !sockopt::socket_reuseport(socket)? {
                 return Err(invalid("a socket of another port, or of another user"));
+            }
+            if !here.contains(&fstat(socket)?.st_ino) {
+                return Err(invalid("a socket of another network namespace"));
             }
         }
         Ok(Self {
@@ -291,5 +297,33 @@ fn drain(socket: BorrowedFd<'_>) -> io::Result<()> {
             Ok(_) | Err(Errno::INTR | Errno::CONNREFUSED) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    /// An heirloom that was made in a network namespace of its own; `None` without the privilege.
+    fn heirloom_of_elsewhere() -> Option<OwnedFd> {
+        let make = || {
+            // SAFETY: threads have their own network namespaces; nothing else is unshared.
+            #[allow(unsafe_code)]
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.ok()?;
+            SlotSockets::open(3).unwrap().heirloom
+        };
+        std::thread::spawn(make).join().unwrap()
+    }
+
+    #[test]
+    fn sockets_of_another_network_namespace_are_not_taken_over() {
+        let Some(heirloom) = heirloom_of_elsewhere() else {
+            eprintln!("passed over: no network namespace can be made");
+            return;
+        };
+        let refused = SlotSockets::inherit(heirloom).err().unwrap();
+        assert_eq!(refused.to_string(), "a socket of another network namespace");
     }
 }

@@ -214,6 +214,11 @@ unsafe fn ask_driver<T>(socket: BorrowedFd<'_>, interface: &str, command: &mut T
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) }).map(drop)
 }
 
+/// The network namespace of this process, by its inode.
+pub fn network_namespace() -> io::Result<u64> {
+    Ok(rustix::fs::stat("/proc/self/ns/net")?.st_ino)
+}
+
 /// Makes every descriptor from 3 on close-on-exec: a detached daemon must keep no pipe of its
 /// starter open.
 pub fn close_inherited_on_exec() -> io::Result<()> {

@@ -62,12 +62,13 @@ impl XdpDevice {
             features: port.features(),
         };
         notes.extend(plan::notes(&info, interface, queues));
+        let failed = |error: io::Error| Refusal::Failed(format!("XDP mode on {netdev}: {error}"));
         let record = Record {
             name: name.to_owned(),
+            netns: sys::network_namespace().map_err(failed)?,
             ifindex,
             info,
         };
-        let failed = |error: io::Error| Refusal::Failed(format!("XDP mode on {netdev}: {error}"));
         let ledger = Ledger::new().map_err(failed)?;
         let heirloom = make_heirloom(&record, &steering, &port, &ledger).map_err(failed)?;
         let device = Self {

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ledger::Ledger;
 use super::steering::Steering;
+use crate::daemon::sys;
 
 /// The text of a port's message begins with it.
 const PORT_MARK: &[u8] = b"ferroced port 1";
@@ -30,6 +31,8 @@ const FIXED: usize = Steering::FDS + 3;
 pub struct Record {
     /// Name of the device.
     pub name: String,
+    /// The network namespace of its interface, by inode.
+    pub netns: u64,
     /// Its interface.
     pub ifindex: u32,
     /// How it was made.
@@ -76,7 +79,7 @@ fn enclose(text: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     Ok(holder)
 }
 
-/// Looks into one that a program shows. Only what this user's daemon made is believed: a socket is its maker's, and what
+/// Looks into one that a program shows. Only what this user's daemon made in this network namespace is believed: a socket is its maker's, and what
 /// lies in the queue of this one was put there before anyone else had it.
 pub fn open(heirloom: BorrowedFd<'_>) -> io::Result<Inheritance> {
     let (text, mut fds) = look_into(heirloom)?;
@@ -85,6 +88,10 @@ pub fn open(heirloom: BorrowedFd<'_>) -> io::Result<Inheritance> {
         .and_then(protocol::decode::<Record>)
         .filter(|record| record.info.geometry.is_sound())
         .ok_or_else(|| invalid("no port of a ferroced"))?;
+    // A program may have the heirloom of another namespace's daemon too.
+    if record.netns != sys::network_namespace()? {
+        return Err(invalid("a port of another network namespace"));
+    }
     let geometry = record.info.geometry;
     let (queues, seats) = (usize::from(geometry.queues), usize::from(geometry.seats));
     if fds.len() != FIXED + (queues * seats).div_ceil(MAX_FDS) {
@@ -160,6 +167,7 @@ mod tests {
     fn record(queues: u16, seats: u16) -> Record {
         Record {
             name: "rdma0".into(),
+            netns: sys::network_namespace().unwrap(),
             ifindex: 7,
             info: XdpInfo {
                 geometry: Geometry {
@@ -196,6 +204,13 @@ mod tests {
         refused(make(&record(0, 1), &fixed, &[]));
         refused(make(&record(1, 1), &fixed[1..], &[no_socket.as_fd()]));
         refused(enclose(b"something else", &fixed));
+        let elsewhere = Record {
+            netns: 1,
+            ..record(1, 1)
+        };
+        let heirloom = make(&elsewhere, &fixed, &[no_socket.as_fd()]).unwrap();
+        let error = open(heirloom.as_fd()).err().unwrap();
+        assert_eq!(error.to_string(), "a port of another network namespace");
     }
 
     #[test]
