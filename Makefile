@@ -45,7 +45,7 @@ interop: build ## against Linux Soft-RoCE, in a guest (root, or access to /dev/n
 	@tests/setup interop
 	@tests/interop/run $(BIN)
 
-bench: build ## speed, as ratios to plain UDP and TCP on the same path
+bench: build ## speed, as ratios to plain UDP, TCP and AF_XDP on the same path
 	@tests/setup bench
 	@tests/bench/run $(BIN)
 
