@@ -14,7 +14,7 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// What the kernel counts for a packet in the send buffer beyond a chunk, at most.
 const OVERHEAD: u32 = 1024;
 /// How often, and how long each time, a queue is waited for that is just being given up.
-const RELEASES: u32 = 40;
+const RELEASES: u32 = 60;
 const RELEASE: Duration = Duration::from_millis(10);
 
 /// Makes a socket.

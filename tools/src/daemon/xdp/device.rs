@@ -5,12 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ferroce_engine::control::protocol::{XdpOptions, XdpStatus};
 use ferroce_engine::control::{DAEMON_SLOT, MAX_SLOT, Refusal, XdpInfo};
-use ferroce_engine::link::xdp::Geometry;
-use ferroce_engine::link::xdp::port::{Port, PortError, Zerocopy};
+use ferroce_engine::link::xdp::port::Port;
 use tracing::warn;
 
 use super::heirloom::{self, Inheritance, Record};
@@ -20,11 +18,6 @@ use super::steering::{Attach, Drops, SlotUse, Steering};
 use crate::daemon::slots::FreeSlots;
 use crate::daemon::sys;
 use crate::netlink::Interface;
-
-/// How long a queue may be busy before it is another program's.
-const QUEUE_PATIENCE: Duration = Duration::from_millis(500);
-/// Time between tries.
-const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
 /// An interface in XDP mode. What was done to it is undone when the value is dropped, and no program holds the heirloom.
 pub struct XdpDevice {
@@ -54,7 +47,7 @@ impl XdpDevice {
         let geometry = plan::geometry(options, netdev, interface.mtu, queues.usable())?;
         let mut notes = Vec::new();
         let (steering, attach) = attach(ifindex, netdev, geometry.queues, &mut notes)?;
-        let port = create_port(ifindex, geometry, options.zerocopy)
+        let port = Port::create(ifindex, geometry, options.zerocopy)
             .map_err(|error| plan::refuse_port(&error, netdev, &geometry, options.zerocopy))?;
         let info = XdpInfo {
             geometry,
@@ -311,19 +304,6 @@ fn attach(
         "the driver of {netdev} runs no XDP program as it is set up now ({by_driver}): the kernel does (SKB mode), which is slower"
     ));
     Ok((steering, Attach::Generic))
-}
-
-/// Makes the port. The kernel gives queues free some time after the last socket is closed.
-fn create_port(ifindex: u32, geometry: Geometry, zerocopy: Zerocopy) -> Result<Port, PortError> {
-    let patience = Instant::now() + QUEUE_PATIENCE;
-    loop {
-        match Port::create(ifindex, geometry, zerocopy) {
-            Err(error) if error.source.raw_os_error() == Some(libc::EBUSY) && Instant::now() < patience => {
-                std::thread::sleep(QUEUE_PAUSE);
-            }
-            made => return made,
-        }
-    }
 }
 
 fn make_heirloom(record: &Record, steering: &Steering, port: &Port, ledger: &Ledger) -> io::Result<OwnedFd> {
