@@ -3,15 +3,17 @@
 mod common;
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use common::{Daemon, Holder, eventually, in_fresh_namespace, in_fresh_namespace_of_root, ip};
 use ferroce_engine::control::protocol::{self, Hello, LinkStatus, Reply, Request, XdpOptions};
-use ferroce_engine::control::{Client, ControlError, LinkMode, Refusal, XdpInfo};
+use ferroce_engine::control::{Client, ControlError, DeviceInfo, LinkMode, Refusal, XdpInfo};
 use ferroce_engine::link::xdp::port::Zerocopy;
 use ferroce_tools::daemon::xdp::steering::{Attach, Steering};
 use ferroce_tools::netlink;
+use rustix::fs::{Gid, Uid};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, socket_with};
+use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
 #[test]
 fn holder() {
@@ -105,14 +107,27 @@ fn programs(programs: u16) -> XdpOptions {
 
 /// A lease by hand: the connection that keeps it, the answer, and what came with it.
 fn lease(device: &str) -> (OwnedFd, Reply, Vec<OwnedFd>) {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    connect(&socket, &protocol::address()).unwrap();
-    protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()).unwrap();
     let request = Request::Lease {
         device: device.into(),
     };
-    protocol::send_message(&socket, &request, SendFlags::empty()).unwrap();
+    ask(&request, &[])
+}
+
+/// Asks by hand: the connection, the answer, and what came with it.
+fn ask(request: &Request, fds: &[BorrowedFd<'_>]) -> (OwnedFd, Reply, Vec<OwnedFd>) {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    eventually("a daemon listens", || {
+        connect(&socket, &protocol::address()).is_ok()
+    });
+    protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()).unwrap();
+    protocol::send(
+        socket.as_fd(),
+        &protocol::encode(request),
+        fds,
+        SendFlags::empty(),
+    )
+    .unwrap();
     let mut last = None;
     // Hello, welcome, answer.
     for _ in 0..3 {
@@ -508,4 +523,64 @@ fn last_program_of_a_killed_daemon_takes_xdp_mode_along() {
     assert!(has_program("fa"));
     holder.kill();
     eventually("no program on the interface", || !has_program("fa"));
+}
+
+/// Programs of ordinary users show a new daemon what they have; what devices there are, they can't tell.
+#[test]
+fn ordinary_users_restore_no_devices_but_theirs() {
+    if !in_fresh_namespace_of_root("ordinary_users_restore_no_devices_but_theirs") {
+        return;
+    }
+    const USER: u32 = 4711;
+    make_veth();
+    let group = USER.to_string();
+    let arguments = ["--group", group.as_str()];
+    let daemon = Daemon::start(&arguments);
+    add("fa", programs(3)).unwrap();
+    let (connection, reply, fds) = as_user(USER, || lease("rdma0"));
+    let Reply::Leased { device, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    daemon.kill();
+    drop(connection);
+    let _next = Daemon::spawn(&arguments);
+    as_user(USER, move || {
+        let [udp, .., port, heirloom] = &fds[..] else {
+            panic!("{} descriptors", fds.len());
+        };
+        let shown = [heirloom.as_fd(), udp.as_fd(), port.as_fd()];
+        let resume = |device| {
+            let (connection, reply, _) = ask(&Request::Resume { device }, &shown);
+            (connection, reply)
+        };
+        for (name, ifindex, mode) in [
+            ("another", device.ifindex, LinkMode::Udp),
+            ("another", device.ifindex, device.mode),
+            ("rdma0", 1, LinkMode::Udp),
+            ("rdma0", 1, device.mode),
+        ] {
+            let forged = DeviceInfo {
+                name: name.into(),
+                ifindex,
+                mode,
+                ..device.clone()
+            };
+            let refused = Reply::Refused(Refusal::UnknownLease);
+            assert_eq!(resume(forged).1, refused, "{name} {ifindex} {mode:?}");
+        }
+        assert!(link("another").is_none() && link("rdma0").is_none());
+        let (_connection, reply) = resume(device.clone());
+        assert_eq!(reply, Reply::Resumed { device });
+    });
+}
+
+/// Does it in a thread that is of an ordinary user, and of the group of that number.
+fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
+    let inside = move || {
+        set_thread_groups(&[]).unwrap();
+        set_thread_gid(Gid::from_raw(user)).unwrap();
+        set_thread_uid(Uid::from_raw(user)).unwrap();
+        what()
+    };
+    std::thread::spawn(inside).join().unwrap()
 }

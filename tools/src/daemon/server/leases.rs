@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use ferroce_engine::control::{DeviceInfo, Refusal};
+use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal};
 use rustix::fs::fstat;
 use tracing::{info, warn};
 
@@ -80,11 +80,10 @@ impl Server {
             .get(1)
             .and_then(|rx| self.sockets.slot_of(rx))
             .ok_or(Refusal::UnknownLease)?;
-        let has_lease = self
-            .connections
-            .get(&id)
-            .is_none_or(|connection| connection.lease.is_some());
-        if has_lease || !self.presumed.contains(&slot) {
+        let connection = self.connections.get(&id).ok_or(Refusal::UnknownLease)?;
+        // Of devices in UDP mode only owners got what they show: what others tell of these would make devices as they like.
+        let is_believed = connection.is_owner() || earlier.mode != LinkMode::Udp;
+        if connection.lease.is_some() || !is_believed || !self.presumed.contains(&slot) {
             return Err(Refusal::UnknownLease);
         }
         let mode = self.restore_mode(earlier, slot, fds.get(2))?;
