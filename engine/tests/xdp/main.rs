@@ -36,6 +36,10 @@ impl End {
         let name = std::ffi::CString::new(interface).unwrap();
         let ifindex = bpf::index(&name);
         let port = Port::create(ifindex, GEOMETRY, Zerocopy::Auto).unwrap();
+        for programs in [0, 1, 1, GEOMETRY.seats, 2] {
+            port.serve(programs);
+        }
+        assert_eq!(port.frames_waiting(0), GEOMETRY.circulating(GEOMETRY.seats));
         let steering = Steering::attach(ifindex);
         for queue in 0..QUEUES {
             for seat in 0..GEOMETRY.seats {
@@ -293,6 +297,10 @@ fn a_port_goes_over_to_a_successor() {
         let features = port.features();
         drop(port);
         let heir = Port::inherit(GEOMETRY, features, control, umem, sockets).unwrap();
+        // It knows which frames circulate.
+        let waiting = heir.frames_waiting(0);
+        heir.serve(GEOMETRY.seats);
+        assert_eq!(heir.frames_waiting(0), waiting);
         heir.reclaim(1);
         send(&mut sender, 100, 2, 1);
         assert!(sender.kick().unwrap());

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 pub const HEADROOM: usize = 256;
 /// Frames for receiving on each queue beyond those that the seats can hold: what lies in the fill ring at least.
 const SPARE: u32 = 512;
+/// Of these, what circulates on each queue beyond what the programs can hold.
+const MARGIN: u32 = 128;
+/// Queues that a port can have.
+pub const MAX_QUEUES: usize = 64;
 /// Frames of each seat that are on their way from its ring to the fill ring.
 const RETURNING: u32 = 64;
 
@@ -31,7 +35,7 @@ impl Geometry {
     /// True if every number is one that a port can have: what comes from elsewhere is to be asked before it is used.
     pub fn is_sound(&self) -> bool {
         matches!(self.chunk, 2048 | 4096)
-            && (1..=64).contains(&self.queues)
+            && (1..=MAX_QUEUES).contains(&usize::from(self.queues))
             && (1..=251).contains(&self.seats)
             && self.rx_ring.is_power_of_two()
             && self.tx_ring.is_power_of_two()
@@ -43,6 +47,12 @@ impl Geometry {
     /// and some more. So programs that stop never starve the others.
     pub fn rx_frames(&self) -> u32 {
         u32::from(self.seats) * (self.rx_ring + RETURNING) + SPARE
+    }
+
+    /// Frames of each queue that suffice while no more than so many programs have a seat. Fewer that are used again soon
+    /// are better than many that lie in no cache.
+    pub fn circulating(&self, programs: u16) -> u32 {
+        (u32::from(programs) * (self.rx_ring + RETURNING) + MARGIN).min(self.rx_frames())
     }
 
     /// All frames. Those for receiving come first, queue by queue; then those for sending, seat by seat.
@@ -111,6 +121,9 @@ mod tests {
         }
         assert_eq!(next, geometry.frames());
         assert!(geometry.fill_ring() > geometry.rx_frames());
+        // All seats can be full, and one receives still.
+        assert!(geometry.circulating(5) > 5 * geometry.rx_ring);
+        assert!(geometry.circulating(5) <= geometry.rx_frames());
         // Seats 0 and 3 send on queue 0.
         assert!(geometry.completion_ring() >= 2 * geometry.tx_ring);
     }

@@ -6,13 +6,14 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU32};
 
 use rustix::fs::{self, SealFlags};
 
 use super::Geometry;
 use super::hops::HopTable;
+use super::layout::MAX_QUEUES;
 
 /// Lengths of memory files are multiples of this: that of the huge pages that are asked for.
 const HUGE_PAGE: usize = 2 << 20;
@@ -108,10 +109,13 @@ fn map_file(file: &OwnedFd, len: usize, populate: bool) -> io::Result<Mapping> {
     Mapping::new(file.as_fd(), 0, len, populate)
 }
 
-/// What the processes of a port tell each other: next hops, and a byte for each frame. For one that was received: the
+/// What the processes of a port tell each other: next hops, how many frames of each queue circulate, and a byte for each
+/// frame. For one that was received: the
 /// program that has it (its seat + 1). For one to send: whether it is under way.
 pub(super) struct Control {
     hops: NonNull<HopTable>,
+    /// By queue.
+    circulating: NonNull<AtomicU32>,
     bytes: NonNull<AtomicU8>,
     frames: u32,
     first_to_send: u32,
@@ -127,7 +131,12 @@ unsafe impl Sync for Control {}
 impl Control {
     /// Bytes of its memory file.
     pub fn len(geometry: &Geometry) -> usize {
-        Self::bytes_len(geometry) + size_of::<HopTable>()
+        Self::bytes_at() + Self::bytes_len(geometry)
+    }
+
+    /// Where the bytes of the frames begin.
+    const fn bytes_at() -> usize {
+        size_of::<HopTable>() + MAX_QUEUES * size_of::<AtomicU32>()
     }
 
     /// Bytes of frames for receiving and of those for sending don't share a cache line.
@@ -143,7 +152,8 @@ impl Control {
     pub fn new(mapping: Mapping, geometry: &Geometry) -> io::Result<Control> {
         Ok(Control {
             hops: mapping.at(0, 1)?,
-            bytes: mapping.at(size_of::<HopTable>(), Self::bytes_len(geometry))?,
+            circulating: mapping.at(size_of::<HopTable>(), MAX_QUEUES)?,
+            bytes: mapping.at(Self::bytes_at(), Self::bytes_len(geometry))?,
             frames: geometry.frames(),
             first_to_send: geometry.frames_of_seat(0).start,
             _mapping: mapping,
@@ -153,6 +163,13 @@ impl Control {
     pub fn hops(&self) -> &HopTable {
         // SAFETY: it lies in the mapping and is made of atomics, for which all bytes are valid values.
         unsafe { self.hops.as_ref() }
+    }
+
+    /// Of the frames of a queue, those from the first on that were given to the kernel (the daemon).
+    pub fn circulating(&self, queue: u16) -> &AtomicU32 {
+        let queue = usize::from(queue).min(MAX_QUEUES - 1);
+        // SAFETY: there is one for each queue that there can be; atomics in the mapping.
+        unsafe { self.circulating.add(queue).as_ref() }
     }
 
     fn byte(&self, frame: u32) -> Option<&AtomicU8> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::AcqRel;
 
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +78,7 @@ struct Pool {
 }
 
 impl Port {
-    /// Makes the memory files and the sockets of all seats, bound to the queues of an interface, and fills the fill rings.
+    /// Makes the memory files and the sockets of all seats, bound to the queues of an interface. [`Port::serve`] is to follow.
     ///
     /// # Errors
     /// What was tried, and what the kernel said; nothing is left then.
@@ -99,14 +100,7 @@ impl Port {
             ..features
         };
         let port = Port::new(geometry, features, control_file, umem_file, sockets)?;
-        for (queue, pool) in (0..).zip(&port.pools) {
-            for frame in geometry.frames_of_queue(queue) {
-                pool.fill.push(port.address_of(frame));
-            }
-            if pool.fill.needs_wakeup() {
-                socket::kick_fill(&port.sockets[usize::from(queue)][0]);
-            }
-        }
+        port.serve(0);
         Ok(port)
     }
 
@@ -190,9 +184,31 @@ impl Port {
         self.sockets[usize::from(queue)][usize::from(seat)].as_fd()
     }
 
-    /// Frames that wait to be received into on a queue: nearly all of its frames, when nothing arrives.
+    /// Frames that wait to be received into on a queue: nearly all that circulate, when nothing arrives.
     pub fn frames_waiting(&self, queue: u16) -> u32 {
         self.pools[usize::from(queue)].fill.waiting()
+    }
+
+    /// Has as many frames circulate as that many programs need at once, or more: to be called before one more has a seat.
+    /// What circulates once stays. A driver that reads and writes the frames itself fills rings of its own, whose length
+    /// nobody tells: it gets them all.
+    pub fn serve(&self, programs: u16) {
+        for (queue, pool) in (0..).zip(&self.pools) {
+            let frames = self.geometry.frames_of_queue(queue);
+            let wanted = if self.features.zerocopy {
+                self.geometry.rx_frames()
+            } else {
+                self.geometry.circulating(programs)
+            };
+            // First the number: a daemon killed in between leaves frames out, and gives none twice.
+            let before = self.control.circulating(queue).fetch_max(wanted, AcqRel);
+            for frame in frames.start + before.min(wanted)..frames.start + wanted {
+                pool.fill.push(self.address_of(frame));
+            }
+            if pool.fill.needs_wakeup() {
+                socket::kick_fill(&self.sockets[usize::from(queue)][0]);
+            }
+        }
     }
 
     /// Takes back what a program had that is gone: no packet comes to its sockets any more (they are out of the map).

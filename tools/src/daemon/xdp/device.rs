@@ -186,6 +186,7 @@ impl XdpDevice {
         let seat = u16::from(number) - 1;
         // What was on its way to the last who had it has come after all.
         self.port.reclaim(seat);
+        self.port.serve(self.seats.len() as u16 + 1);
         self.seats.insert(slot, seat);
         let done = self
             .ledger
