@@ -191,6 +191,11 @@ impl Device {
         true
     }
 
+    /// Packets given to links so far.
+    pub fn sent(&self) -> u64 {
+        self.counters.transport_tx
+    }
+
     /// Whether something waits for room where it goes: then [`Device::transmit`] is to be called again soon.
     pub fn is_busy(&self) -> bool {
         !self.busy.is_empty() || !self.partings.is_empty()

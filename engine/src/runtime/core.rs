@@ -11,6 +11,11 @@ use crate::verbs::AsyncEvent;
 /// a READ of 2^31 bytes.
 const TURNS: usize = 4;
 
+/// A system call that sends takes about this long: within that time after one, posts need not make another at once.
+const RING_PAUSE: Duration = Duration::from_micros(5);
+/// Posts in a row that wait for one another at most.
+const MOST_POSTS: u32 = 32;
+
 /// The device and its link.
 pub(super) struct Core {
     pub(super) device: Device,
@@ -19,6 +24,11 @@ pub(super) struct Core {
     blocked: bool,
     /// Packets are ready that wait for the next round.
     more: bool,
+    /// Posts whose packets the link holds.
+    unsent_posts: u32,
+    /// When packets left last, and how many the device had given to the link by then.
+    sent_at: Time,
+    sent: u64,
     /// When something was received last, or that was taken for long ago.
     idle_since: Time,
 }
@@ -30,6 +40,9 @@ impl Core {
             link,
             blocked: false,
             more: false,
+            unsent_posts: 0,
+            sent_at: Time::ZERO,
+            sent: 0,
             idle_since: Time::ZERO,
         }
     }
@@ -65,31 +78,65 @@ impl Core {
 
     /// Sends what the device has ready, as far as the link takes it; where that is much, the next round goes on.
     pub(super) fn transmit(&mut self, now: Time, acks: Acks) {
+        if self.give_to_link(now, acks) {
+            self.flush(now);
+        }
+    }
+
+    /// As [`Core::transmit`] after a post. Packets leave at once, but where some have left a moment ago, and `polls` says
+    /// that the application will be back at once to poll, those of several posts leave together, or with that poll.
+    pub(super) fn transmit_posted(&mut self, now: Time, polls: bool) {
+        if !self.give_to_link(now, Acks::MayWait) {
+            return;
+        }
+        let waits = polls
+            && !self.blocked
+            && self.unsent_posts < MOST_POSTS
+            && now.since(self.sent_at) < RING_PAUSE
+            && self.sent != self.device.sent();
+        if waits {
+            self.unsent_posts += 1;
+            self.more = true;
+        } else {
+            self.flush(now);
+        }
+    }
+
+    /// Whether packets of posts wait for the application's next poll.
+    pub(super) fn has_unsent_posts(&self) -> bool {
+        self.unsent_posts > 0
+    }
+
+    /// Gives what the device has ready to the link. False if all that can be done for now is done.
+    fn give_to_link(&mut self, now: Time, acks: Acks) -> bool {
         if self.blocked {
             // There may be room now, and who waits for it goes on.
-            self.flush();
+            self.flush(now);
         }
         self.more = false;
         for _ in 0..TURNS {
             match self.device.transmit_acks(now, &mut *self.link, acks) {
-                Progress::Idle => {
-                    self.flush();
-                    return;
-                }
+                Progress::Idle => return true,
                 Progress::More => {}
                 Progress::Full => {
-                    if !self.flush() {
-                        return;
+                    if !self.flush(now) {
+                        return false;
                     }
                 }
             }
         }
         // A link that is full now says itself when to go on.
-        self.more = self.flush();
+        self.more = self.flush(now);
+        false
     }
 
     /// Pushes out what the link holds; false if the socket is full.
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, now: Time) -> bool {
+        self.unsent_posts = 0;
+        let sent = self.device.sent();
+        if sent != self.sent {
+            (self.sent, self.sent_at) = (sent, now);
+        }
         let sent = self.link.flush().unwrap_or_else(|error| {
             // Lost packets are the transport's business; its timers will notice.
             tracing::debug!("transmit: {error}");
@@ -145,9 +192,9 @@ mod tests {
     use crate::transport::tests::pair::{BASE, MEMORY, Pair, Setup};
     use crate::verbs::{Operation, SendWr};
 
-    /// A link that takes all packets, and counts them.
+    /// A link that takes all packets, and counts them, and how often some left.
     #[derive(Clone, Default)]
-    struct Count(Arc<AtomicUsize>);
+    struct Count(Arc<AtomicUsize>, Arc<AtomicUsize>);
 
     impl Transmit for Count {
         fn packet(
@@ -167,6 +214,7 @@ mod tests {
             Ok(0)
         }
         fn flush(&mut self) -> io::Result<bool> {
+            self.1.fetch_add(1, Ordering::Relaxed);
             Ok(true)
         }
         fn receive_fds(&self, _: &mut Vec<RawFd>) {}
@@ -183,6 +231,39 @@ mod tests {
             Ok(())
         }
         fn counters(&self, _: &mut dyn FnMut(&'static str, u64)) {}
+    }
+
+    #[test]
+    fn posts_in_a_row_leave_together() {
+        let mut pair = Pair::new(&Setup::default());
+        let sges = [pair.a.sge(BASE, 64)];
+        let wr = SendWr {
+            sges: &sges,
+            ..SendWr::default()
+        };
+        let (qpn, mut now) = (pair.a.qpn, pair.a.now + Duration::from_secs(1));
+        let link = Count::default();
+        let mut core = Core::new(pair.a.dev, Box::new(link.clone()));
+        let mut post = |core: &mut Core, now, polls| {
+            core.device.post_send(now, qpn, &wr).unwrap();
+            core.transmit_posted(now, polls);
+            (link.0.load(Ordering::Relaxed), link.1.load(Ordering::Relaxed))
+        };
+        assert_eq!(post(&mut core, now, true), (1, 1), "the first leaves at once");
+        assert!(!core.has_unsent_posts() && !core.holds_back());
+        assert_eq!(post(&mut core, now, true), (2, 1));
+        assert!(core.has_unsent_posts() && core.holds_back());
+        assert_eq!(core.next_deadline(), Some(Time::ZERO), "whoever is next sends it");
+        assert_eq!(post(&mut core, now, true), (3, 1));
+        core.transmit(now, Acks::MayWait);
+        assert!(!core.has_unsent_posts() && !core.holds_back(), "a poll sends");
+        assert_eq!(post(&mut core, now, false), (4, 3), "nobody may poll soon");
+        now = now + RING_PAUSE;
+        assert_eq!(post(&mut core, now, true), (5, 4), "some time after the last");
+        for _ in 0..MOST_POSTS {
+            assert_eq!(post(&mut core, now, true).1, 4);
+        }
+        assert_eq!(post(&mut core, now, true).1, 5, "too many");
     }
 
     #[test]

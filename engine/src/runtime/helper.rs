@@ -41,6 +41,8 @@ pub(super) struct Pulse {
     naps: AtomicBool,
     /// Whether the helper waits for the link to become writable.
     awaits_writable: AtomicBool,
+    /// Whether packets wait for the application's next poll.
+    owes: AtomicBool,
     stop: AtomicBool,
     wake: OwnedFd,
 }
@@ -53,6 +55,7 @@ impl Pulse {
             sleeps_until: CachePadded::default(),
             naps: AtomicBool::new(false),
             awaits_writable: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
@@ -80,6 +83,21 @@ impl Pulse {
         if self.naps.load(Ordering::SeqCst) {
             self.wake();
         }
+    }
+
+    /// Whether the application polls by itself, so that the helper looks after it now and then only.
+    pub(super) fn naps(&self) -> bool {
+        self.naps.load(Ordering::SeqCst)
+    }
+
+    /// Packets wait for the application's next poll, or none do.
+    pub(super) fn owe(&self, owes: bool) {
+        self.owes.store(owes, Ordering::Relaxed);
+    }
+
+    /// Whether packets wait for the application's next poll.
+    pub(super) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Relaxed)
     }
 
     /// The transport next needs a round at `deadline`, or when the link is writable: wakes a helper that sleeps longer.

@@ -303,6 +303,14 @@ impl Engine {
         })
     }
 
+    /// Sends what posts have left for the next poll: what polling a CQ that is not empty does.
+    #[inline]
+    pub fn send_posted(&self) {
+        if self.shared.pulse.owes() {
+            self.drive();
+        }
+    }
+
     /// Receives a batch, runs due timers and sends: what polling an empty CQ does.
     ///
     /// Where another thread is at it already, this one has nothing to do.
@@ -356,6 +364,7 @@ impl Shared {
         while let Some(event) = core.take_event() {
             self.publish(&event);
         }
+        self.pulse.owe(core.has_unsent_posts());
         self.pulse.expect(core.next_deadline(), core.blocked());
     }
 
@@ -443,7 +452,7 @@ impl Drop for Session<'_> {
             return;
         }
         let now = self.now;
-        self.core.transmit(now, Acks::MayWait);
+        self.core.transmit_posted(now, self.shared.pulse.naps());
         self.shared.settle(&mut self.core);
     }
 }

@@ -139,7 +139,10 @@ impl Cq {
                 self.context.engine.drive();
                 self.queue.poll(into)
             }
-            taken => taken,
+            taken => {
+                self.context.engine.send_posted();
+                taken
+            }
         }
     }
 }
@@ -244,6 +247,8 @@ pub(super) unsafe extern "C" fn poll_cq(public: *mut ibv_cq, count: c_int, into:
         let wanted = usize::try_from(count).unwrap_or(0);
         if cq.queue.is_empty() {
             cq.context.engine.drive();
+        } else {
+            cq.context.engine.send_posted();
         }
         let mut done = 0;
         while done < wanted && !cq.queue.is_empty() {
