@@ -227,9 +227,11 @@ impl HopTable {
         };
         self.entries[at].write(Content::none(kind::REMOVED));
         // Probes may end here where they would end behind it anyway.
-        while self.entries[at].peek().kind() == kind::REMOVED
-            && self.entries[(at + 1) % HOPS].peek().kind() == kind::NEVER
-        {
+        for _ in 0..HOPS {
+            let next = self.entries[(at + 1) % HOPS].peek().kind();
+            if self.entries[at].peek().kind() != kind::REMOVED || next != kind::NEVER {
+                break;
+            }
             self.entries[at].write(Content::none(kind::NEVER));
             at = (at + HOPS - 1) % HOPS;
         }

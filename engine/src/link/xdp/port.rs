@@ -241,8 +241,10 @@ impl Port {
         ring.release_all();
         let fill = &self.pools[usize::from(queue)].fill;
         for frame in frames {
-            if self.control.disown(frame, owner(seat)) {
-                fill.push(self.address_of(frame));
+            // Where one can't be put in, the ring is being overwritten: no more tries, which would take long.
+            if self.control.disown(frame, owner(seat)) && !fill.push(self.address_of(frame)) {
+                let what = "a program overwrites the fill ring: remove the device and add it again";
+                return Err(io::Error::other(what));
             }
         }
         if fill.needs_wakeup() {
@@ -270,11 +272,11 @@ impl Port {
     }
 
     fn drain(&self, queue: usize) {
-        while let Some(address) = self.pools[queue].completions.pop() {
+        self.pools[queue].completions.drain(|address| {
             if let Ok(frame) = u32::try_from(address / u64::from(self.geometry.chunk)) {
                 self.control.set_busy(frame, false);
             }
-        }
+        });
     }
 
     fn address_of(&self, frame: u32) -> u64 {

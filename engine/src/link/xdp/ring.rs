@@ -328,6 +328,15 @@ impl CompletionRing {
         Ok(CompletionRing(Ring::new(mapping, offsets, size)?))
     }
 
+    /// Takes the addresses of all that are there, but no more than it holds: a program that moves the counters on and on
+    /// keeps nobody in here.
+    #[inline]
+    pub fn drain(&self, mut take: impl FnMut(u64)) {
+        for address in (0..self.0.size).map_while(|_| self.pop()) {
+            take(address);
+        }
+    }
+
     /// Takes the address of one, if there is any.
     #[inline]
     pub fn pop(&self) -> Option<u64> {

@@ -510,11 +510,11 @@ impl Transmitter {
 
     /// Takes all frames that were sent from the completion ring, of this program and of others.
     fn drain(&self, control: &Control) {
-        while let Some(address) = self.completions.pop() {
+        self.completions.drain(|address| {
             if let Ok(frame) = u32::try_from(address / self.chunk as u64) {
                 control.set_busy(frame, false);
             }
-        }
+        });
     }
 }
 

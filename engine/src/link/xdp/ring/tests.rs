@@ -254,6 +254,18 @@ fn nonsense_in_a_completion_ring_ends() {
 }
 
 #[test]
+fn who_takes_from_a_completion_ring_that_is_filled_on_and_on_comes_to_an_end() {
+    let ring = CompletionRing::new(mapping(8), OFFSETS, 8).unwrap();
+    kernel_puts(&ring.0, 0);
+    let mut taken = 0;
+    ring.drain(|address| {
+        taken += 1;
+        kernel_puts(&ring.0, address);
+    });
+    assert_eq!(taken, 8);
+}
+
+#[test]
 fn a_receive_ring_gives_back_what_was_seen() {
     let mapping = mapping(8);
     let mut ring = RxRing::new(mapping, OFFSETS, 8).unwrap();
