@@ -93,12 +93,16 @@ impl Port {
         let control_file = memory::create_file(c"ferroce-xdp-control", Control::len(&geometry), false)
             .map_err(&no_memory)?;
         let (umem_file, umem, hugepages) = frames(&geometry).map_err(&no_memory)?;
-        let (sockets, features) = open_sockets(first, ifindex, &geometry, zerocopy, &umem)?;
+        let mut features = Features::default();
+        let mut sockets = open_sockets(first, ifindex, &geometry, zerocopy, &umem, &mut features);
+        if sockets.is_err() && features.zerocopy && zerocopy == Zerocopy::Auto {
+            // There are drivers that can do it on some of their queues only.
+            let first = socket::create().map_err(socket_error)?;
+            sockets = open_sockets(first, ifindex, &geometry, Zerocopy::Off, &umem, &mut features);
+        }
+        let sockets = sockets?;
         drop(umem);
-        let features = Features {
-            hugepages,
-            ..features
-        };
+        features.hugepages = hugepages;
         let port = Port::new(geometry, features, control_file, umem_file, sockets)?;
         port.serve(0);
         Ok(port)
@@ -310,16 +314,17 @@ fn frames(geometry: &Geometry) -> io::Result<(OwnedFd, Umem, bool)> {
     of(true).or_else(|_| of(false))
 }
 
-/// Makes and binds the sockets of all seats, by queue and seat.
+/// Makes and binds the sockets of all seats, by queue and seat. What the first could have is in `features`, also if it
+/// fails with a later one.
 fn open_sockets(
     first: OwnedFd,
     ifindex: u32,
     geometry: &Geometry,
     zerocopy: Zerocopy,
     umem: &Umem,
-) -> Result<(Vec<Vec<OwnedFd>>, Features), PortError> {
+    features: &mut Features,
+) -> Result<Vec<Vec<OwnedFd>>, PortError> {
     let no_rings = PortError::new("the rings of AF_XDP sockets can't be made");
-    let mut features = Features::default();
     let mut first = Some(first);
     let mut sockets: Vec<Vec<OwnedFd>> = Vec::new();
     for queue in 0..geometry.queues {
@@ -341,14 +346,14 @@ fn open_sockets(
             socket::create_rings(fd, geometry, transmit).map_err(&no_rings)?;
             // The socket whose memory it shares, and whose pool too if that is of the same queue.
             match of_queue.first().or_else(|| sockets.first()?.first()) {
-                None => features = socket::bind_first(fd, ifindex, zerocopy)?,
+                None => *features = socket::bind_first(fd, ifindex, zerocopy)?,
                 Some(like) => socket::bind_shared(fd, ifindex, queue, like.as_fd())?,
             }
             of_queue.push(socket);
         }
         sockets.push(of_queue);
     }
-    Ok((sockets, features))
+    Ok(sockets)
 }
 
 fn socket_error(source: io::Error) -> PortError {
