@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn posts_in_a_row_leave_together() {
-        let mut pair = Pair::new(&Setup::default());
+        let pair = Pair::new(&Setup::default());
         let sges = [pair.a.sge(BASE, 64)];
         let wr = SendWr {
             sges: &sges,
@@ -244,7 +244,7 @@ mod tests {
         let (qpn, mut now) = (pair.a.qpn, pair.a.now + Duration::from_secs(1));
         let link = Count::default();
         let mut core = Core::new(pair.a.dev, Box::new(link.clone()));
-        let mut post = |core: &mut Core, now, polls| {
+        let post = |core: &mut Core, now, polls| {
             core.device.post_send(now, qpn, &wr).unwrap();
             core.transmit_posted(now, polls);
             (link.0.load(Ordering::Relaxed), link.1.load(Ordering::Relaxed))
