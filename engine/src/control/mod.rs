@@ -274,7 +274,7 @@ pub enum Refusal {
     },
     /// Another XDP program has the interface.
     #[error(
-        "an XDP program{} is on {netdev} already: end its owner, or take it off by `ip link set {netdev} xdp off`; `bpftool net` shows it",
+        "an XDP program{} is on {netdev} already: end its owner, or take it off by `ip link set {netdev} xdp off`, or by `bpftool link detach id ID` if `bpftool link show` lists it",
         .program.map(|id| format!(" (id {id})")).unwrap_or_default()
     )]
     XdpInUse {
