@@ -206,8 +206,13 @@ impl Port {
             };
             // First the number: a daemon killed in between leaves frames out, and gives none twice.
             let before = self.control.circulating(queue).fetch_max(wanted, AcqRel);
-            for frame in frames.start + before.min(wanted)..frames.start + wanted {
-                pool.fill.push(self.address_of(frame));
+            let mut missing = frames.start + before.min(wanted)..frames.start + wanted;
+            // One that can't be put in: a program overwrites the ring, and more tries take long.
+            if !missing.all(|frame| pool.fill.push(self.address_of(frame))) {
+                tracing::warn!(
+                    queue,
+                    "a program overwrites the fill ring: remove the device and add it again"
+                );
             }
             if pool.fill.needs_wakeup() {
                 socket::kick_fill(&self.sockets[usize::from(queue)][0]);
