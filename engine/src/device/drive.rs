@@ -22,6 +22,10 @@ const ACK_HOLD: Duration = Duration::from_millis(1);
 /// their way.
 const ACK_PATIENCE: Duration = Duration::from_micros(4);
 
+/// A request that comes so soon after an acknowledgement was not waiting for it, as no round trip is so short: the next
+/// acknowledgements stand for what comes in [`ACK_PATIENCE`].
+const STREAM_GAP: Duration = Duration::from_micros(3);
+
 /// When a packet that found no room where it goes is tried again, at the latest.
 const BUSY_PAUSE: Duration = Duration::from_micros(250);
 
@@ -110,6 +114,7 @@ impl Device {
                     // It waited in vain: the next one does not, unless the application sends again.
                     qp.answers &= qp.ack_wait != AckWait::Waits;
                     qp.ack_wait = AckWait::Over;
+                    qp.acknowledged_at = now;
                     self.ready.push_back(qpn);
                 }
             }
@@ -124,13 +129,17 @@ impl Device {
             let Ok((qp, mut shared)) = self.qp(now, qpn) else {
                 continue;
             };
-            let may_wait = acks == Acks::MayWait && qp.answers && qp.ack_wait == AckWait::No;
-            if may_wait && qp.has_only_ack() {
-                qp.ack_wait = AckWait::Waits;
-                qp.end_turn(shared.budgets);
-                self.held.push_back(qpn);
-                self.held_since = now;
-                continue;
+            let company = qp.answers || now.since(qp.acknowledged_at) < STREAM_GAP;
+            let may_wait = acks == Acks::MayWait && company && qp.ack_wait == AckWait::No;
+            if qp.has_only_ack() {
+                if may_wait {
+                    qp.ack_wait = AckWait::Waits;
+                    qp.end_turn(shared.budgets);
+                    self.held.push_back(qpn);
+                    self.held_since = now;
+                    continue;
+                }
+                qp.acknowledged_at = now;
             }
             qp.ack_wait = AckWait::No;
             let mut quantum = QUANTUM.min(left);
@@ -194,6 +203,11 @@ impl Device {
     /// Packets given to links so far.
     pub fn sent(&self) -> u64 {
         self.counters.transport_tx
+    }
+
+    /// Whether [`Device::transmit`] has nothing to do but acknowledge.
+    pub fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && !self.is_busy()
     }
 
     /// Whether something waits for room where it goes: then [`Device::transmit`] is to be called again soon.

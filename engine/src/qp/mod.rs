@@ -115,6 +115,8 @@ pub(crate) struct Qp {
     pub ack_wait: AckWait,
     /// The application sends what acknowledgements can travel with: it did so since one last waited.
     pub answers: bool,
+    /// When an acknowledgement left alone last.
+    pub acknowledged_at: Time,
     /// What it has under way to receive buffers.
     pub standing: Standing,
     /// Its place in the line for a buffer.
@@ -151,6 +153,7 @@ impl Qp {
             queued: false,
             ack_wait: AckWait::No,
             answers: false,
+            acknowledged_at: Time::ZERO,
             standing: Standing::default(),
             place: None,
             groups: 0,

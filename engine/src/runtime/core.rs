@@ -107,6 +107,11 @@ impl Core {
         self.unsent_posts > 0
     }
 
+    /// Whether there is nothing to send, but acknowledgements that wait.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.blocked && !self.more && self.device.is_quiet()
+    }
+
     /// Gives what the device has ready to the link. False if all that can be done for now is done.
     fn give_to_link(&mut self, now: Time, acks: Acks) -> bool {
         if self.blocked {

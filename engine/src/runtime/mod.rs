@@ -13,6 +13,7 @@ mod helper;
 mod multicast;
 mod registry;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -298,7 +299,7 @@ impl Engine {
         Ok(Session {
             core: self.shared.core.lock(),
             shared: &self.shared,
-            now: clock::now(),
+            now: OnceCell::new(),
             _guest: guest,
         })
     }
@@ -420,15 +421,16 @@ impl Shared {
 pub struct Session<'a> {
     core: MutexGuard<'a, Core>,
     shared: &'a Shared,
-    now: Time,
+    /// The time of its first look at the clock.
+    now: OnceCell<Time>,
     /// Left last, when the lock is free.
     _guest: Guest,
 }
 
 impl Session<'_> {
-    /// The time at which the session began.
+    /// The time, the same throughout the session.
     pub fn now(&self) -> Time {
-        self.now
+        *self.now.get_or_init(clock::now)
     }
 }
 
@@ -451,8 +453,11 @@ impl Drop for Session<'_> {
             // The device may be half changed, and a second panic would end the program.
             return;
         }
-        let now = self.now;
-        self.core.transmit_posted(now, self.shared.pulse.naps());
+        // Most receives are posted so.
+        if !self.core.is_quiet() {
+            let now = self.now();
+            self.core.transmit_posted(now, self.shared.pulse.naps());
+        }
         self.shared.settle(&mut self.core);
     }
 }

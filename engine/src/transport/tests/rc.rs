@@ -495,6 +495,7 @@ fn reset_begins_anew() {
 #[test]
 fn an_acknowledgement_waits_for_company_but_not_long() {
     let mut pair = Pair::new(&Setup::default());
+    pair.b.now = pair.b.now + std::time::Duration::from_secs(1);
     for i in 0..8 {
         pair.b.recv(i, 100);
         pair.a.recv(i, 100);
@@ -530,5 +531,34 @@ fn an_acknowledgement_waits_for_company_but_not_long() {
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].ack().2, 4);
     assert!(pair.b.sent().is_empty());
+    pair.b.now = pair.b.now + std::time::Duration::from_micros(10);
     assert_eq!(acks_of(&mut pair, 4).len(), 1);
+}
+
+#[test]
+fn acknowledgements_of_a_stream_stand_for_many() {
+    let mut pair = Pair::new(&Setup::default());
+    let micros = std::time::Duration::from_micros;
+    pair.b.now = pair.b.now + micros(1_000_000);
+    for i in 0..8 {
+        pair.b.recv(i, 100);
+    }
+    let acks_after = |pair: &mut Pair, time: u64| {
+        pair.b.now = pair.b.now + micros(time);
+        pair.a.send(0, 64);
+        let sent = pair.a.sent();
+        pair.b.receive_all(&sent);
+        pair.b.sent_unless_alone()
+    };
+    // Who waits for each acknowledgement gets it at once.
+    assert_eq!(acks_after(&mut pair, 0).len(), 1);
+    assert_eq!(acks_after(&mut pair, 10).len(), 1);
+    // Who does not, gets one for what comes in some microseconds.
+    for time in [2, 1, 2] {
+        assert!(acks_after(&mut pair, time).is_empty());
+    }
+    pair.b.now = pair.b.now + micros(2);
+    let sent = pair.b.sent_unless_alone();
+    assert_eq!((sent.len(), sent[0].ack().2), (1, 5));
+    assert_eq!(acks_after(&mut pair, 10).len(), 1);
 }
