@@ -283,6 +283,14 @@ pub enum Refusal {
         /// Id of the program, if the kernel tells.
         program: Option<u32>,
     },
+    /// An interface above this one has an XDP program: the kernel wants them from below upwards.
+    #[error(
+        "an interface above {netdev} (a VLAN's, say) has an XDP program already: `ferroce link del` its device, add that of {netdev}, then the other again; `bpftool net` shows the program"
+    )]
+    XdpAbove {
+        /// The interface.
+        netdev: String,
+    },
     /// Other AF_XDP sockets have a queue of the interface.
     #[error(
         "another program has AF_XDP sockets on {netdev}: end it (`ss --xdp -p` names it), then add the device"

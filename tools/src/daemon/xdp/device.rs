@@ -294,7 +294,7 @@ fn attach(
     queues: u16,
     notes: &mut Vec<String>,
 ) -> Result<(Steering, Attach), Refusal> {
-    let refused = |error: io::Error| plan::refuse_attachment(&error, netdev, None);
+    let refused = |error: io::Error| plan::refuse_attachment(&error, netdev);
     let by_driver = match Steering::attach(ifindex, queues, Attach::Driver) {
         Ok(steering) => return Ok((steering, Attach::Driver)),
         Err(error) if plan::is_of_the_driver(&error) => error,

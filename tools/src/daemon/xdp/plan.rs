@@ -264,12 +264,15 @@ pub fn refuse_port(error: &PortError, netdev: &str, geometry: &Geometry, zerocop
     }
 }
 
-/// Why the XDP program is not on the interface.
-pub fn refuse_attachment(error: &io::Error, netdev: &str, program: Option<u32>) -> Refusal {
+/// Why the XDP program is not on the interface, which had none when `plan` looked.
+pub fn refuse_attachment(error: &io::Error, netdev: &str) -> Refusal {
     match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EEXIST) => Refusal::XdpInUse {
+        Some(libc::EBUSY) => Refusal::XdpInUse {
             netdev: netdev.to_owned(),
-            program,
+            program: None,
+        },
+        Some(libc::EEXIST) => Refusal::XdpAbove {
+            netdev: netdev.to_owned(),
         },
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::EACCES | libc::ERANGE | libc::E2BIG | libc::ENOSPC) => {
             Refusal::XdpRefused {
@@ -462,7 +465,7 @@ mod tests {
     #[test]
     fn errors_of_the_kernel_are_told_apart() {
         let geometry = geometry(&XdpOptions::default(), "eth0", 1500, 1).unwrap();
-        let attachment = |errno| refuse_attachment(&io::Error::from_raw_os_error(errno), "eth0", None);
+        let attachment = |errno| refuse_attachment(&io::Error::from_raw_os_error(errno), "eth0");
         let port = |errno, zerocopy| {
             let source = io::Error::from_raw_os_error(errno);
             let what = "bind";
@@ -470,7 +473,7 @@ mod tests {
         };
         assert!(matches!(attachment(libc::EPERM), Refusal::XdpNotPermitted { .. }));
         assert!(matches!(attachment(libc::EBUSY), Refusal::XdpInUse { .. }));
-        assert!(matches!(attachment(libc::EEXIST), Refusal::XdpInUse { .. }));
+        assert!(matches!(attachment(libc::EEXIST), Refusal::XdpAbove { .. }));
         assert!(matches!(attachment(libc::EOPNOTSUPP), Refusal::XdpRefused { .. }));
         assert!(matches!(attachment(libc::ENOSYS), Refusal::XdpUnsupported { .. }));
         assert!(matches!(
