@@ -69,7 +69,9 @@ impl Default for Options {
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// Another daemon has the name.
-    #[error("a ferroced runs already in this network namespace: use it, or end it first (`ferroce status` shows its pid)")]
+    #[error(
+        "a ferroced runs already in this network namespace: use it, or end it first (`ferroce status` shows its pid)"
+    )]
     Running,
     /// Another program has the RoCE port.
     #[error("UDP port 4791 is taken by {0}: end that program, or run ferroced in another network namespace")]
