@@ -251,6 +251,66 @@ fn garbage_ends_a_connection_and_nothing_else() {
     assert_eq!(leases(), 0);
 }
 
+/// A program may well go on with its sockets when the daemon has given up its connection.
+#[test]
+fn garbage_does_not_free_the_slot_of_a_program_that_lives() {
+    if !in_fresh_namespace("garbage_does_not_free_the_slot_of_a_program_that_lives") {
+        return;
+    }
+    let _daemon = Daemon::start(&["--slots", "1"]);
+    let ask = |request: &Request, fds: &[BorrowedFd<'_>]| {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &protocol::address()).unwrap();
+        protocol::send(socket.as_fd(), &Hello::ours().emit(), &[], SendFlags::empty()).unwrap();
+        let request = protocol::encode(request);
+        protocol::send(socket.as_fd(), &request, fds, SendFlags::empty()).unwrap();
+        // Hello, welcome, answer.
+        let mut answers = (0..3).map(|_| protocol::receive(socket.as_fd(), RecvFlags::empty()).unwrap());
+        let answer = answers.by_ref().last().unwrap();
+        drop(answers);
+        (
+            socket,
+            protocol::decode::<Reply>(&answer.bytes).unwrap(),
+            answer.fds,
+        )
+    };
+    let request = Request::Lease {
+        device: "ferroce_lo".into(),
+    };
+    let full = Reply::Refused(Refusal::SlotTableFull { slots: 1 });
+    let (mut connection, reply, fds) = ask(&request, &[]);
+    let Reply::Leased { device, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let [udp, heirloom] = &fds[..] else {
+        panic!("{} descriptors", fds.len());
+    };
+    for garbage in [&b"\xff"[..], &[0xff; 150_000]] {
+        send(&connection, garbage, SendFlags::NOSIGNAL).unwrap();
+        let mut bytes = [0; 9999];
+        while recv(&connection, &mut bytes[..], RecvFlags::empty()).is_ok_and(|(length, _)| length > 0) {}
+        assert_eq!(ask(&request, &[]).1, full);
+        // It comes back to what it has.
+        let device = device.clone();
+        let (again, reply, _) = ask(
+            &Request::Resume {
+                device: device.clone(),
+            },
+            &[heirloom.as_fd(), udp.as_fd()],
+        );
+        assert_eq!(reply, Reply::Resumed { device });
+        connection = again;
+    }
+    send(&connection, b"\xff", SendFlags::NOSIGNAL).unwrap();
+    eventually("no lease", || leases() == 0);
+    // Longer than until the first look for dead programs.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(ask(&request, &[]).1, full);
+    drop(fds);
+    eventually("the slot comes back", || ask(&request, &[]).1 != full);
+}
+
 #[test]
 fn every_slot_can_be_leased() {
     if !in_fresh_namespace("every_slot_can_be_leased") {

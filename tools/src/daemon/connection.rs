@@ -60,7 +60,38 @@ pub enum Incoming {
     /// A request, with the descriptors that came along.
     Request(Request, Vec<OwnedFd>),
     /// The connection is to be dropped, for this reason.
-    Over(&'static str),
+    Over(End),
+}
+
+/// Why a connection is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The client closed it.
+    Closed,
+    /// The process ended.
+    ProcessEnded,
+    /// It is no client of ours, or one of another version.
+    NoHello,
+    /// The lease could not be sent, so that the client has nothing of it.
+    LeaseNotTaken,
+    /// It sent something that is no request.
+    NoRequest,
+    /// It sent more than any message has.
+    MessageTooLong,
+    /// It does not read what it is sent.
+    DoesNotRead,
+    /// It can't be waited for.
+    Unwatched,
+}
+
+impl End {
+    /// Whether the program may go on with its lease: it was us who gave the connection up.
+    pub fn may_go_on(self) -> bool {
+        matches!(
+            self,
+            Self::NoRequest | Self::MessageTooLong | Self::DoesNotRead | Self::Unwatched
+        )
+    }
 }
 
 impl Connection {
@@ -143,27 +174,27 @@ impl Connection {
         let received =
             protocol::receive_with_descriptors(self.socket.as_fd(), &mut buffer.0, RecvFlags::DONTWAIT);
         let (bytes, fds) = match received {
-            Ok((0, _)) => return Incoming::Over("closed"),
+            Ok((0, _)) => return Incoming::Over(End::Closed),
             Ok((length, fds)) => (buffer.0.get(..length).unwrap_or_default(), fds),
             Err(Errno::AGAIN) => return Incoming::Nothing,
-            Err(Errno::MSGSIZE) => return Incoming::Over("message too long"),
-            Err(_) => return Incoming::Over("reset"),
+            Err(Errno::MSGSIZE) => return Incoming::Over(End::MessageTooLong),
+            Err(_) => return Incoming::Over(End::Closed),
         };
         if self.greeted {
             return match protocol::decode(bytes) {
                 Some(request) => Incoming::Request(request, fds),
-                None => Incoming::Over("no request"),
+                None => Incoming::Over(End::NoRequest),
             };
         }
         self.greeted = true;
         let Some(hello) = Hello::parse(bytes) else {
-            return Incoming::Over("no hello");
+            return Incoming::Over(End::NoHello);
         };
         self.push(Hello::ours().emit());
         if hello.version == protocol::VERSION {
             Incoming::Greeted
         } else {
-            Incoming::Over("other version")
+            Incoming::Over(End::NoHello)
         }
     }
 
@@ -215,14 +246,14 @@ impl Connection {
 
     /// Sends what waits. `Ok(true)` means that some still waits; an error, that the client is lost. What waits is never
     /// thinned out: a client that missed an event or an answer could not go on.
-    pub fn flush(&mut self) -> Result<bool, &'static str> {
+    pub fn flush(&mut self) -> Result<bool, End> {
         while let Some(bytes) = self.waiting.front().or(self.news.as_ref()) {
             match protocol::send(self.socket.as_fd(), bytes, &[], SendFlags::DONTWAIT) {
                 Ok(()) if self.waiting.is_empty() => self.news = None,
                 Ok(()) => self.waiting_bytes -= self.waiting.pop_front().map_or(0, |sent| sent.len()),
-                Err(Errno::AGAIN) if self.waiting_bytes > MAX_WAITING => return Err("does not read"),
+                Err(Errno::AGAIN) if self.waiting_bytes > MAX_WAITING => return Err(End::DoesNotRead),
                 Err(Errno::AGAIN) => return Ok(true),
-                Err(_) => return Err("closed"),
+                Err(_) => return Err(End::Closed),
             }
         }
         Ok(false)

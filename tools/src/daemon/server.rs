@@ -19,7 +19,7 @@ use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, error, info, warn};
 
 use super::cm::ConnectionManager;
-use super::connection::{Connection, Incoming, ReceiveBuffer};
+use super::connection::{Connection, End, Incoming, ReceiveBuffer};
 use super::devices::{Change, Devices};
 use super::inherit::Early;
 use super::slots::FreeSlots;
@@ -51,7 +51,8 @@ pub struct Server {
     sockets: SlotSockets,
     slots: u8,
     free: FreeSlots,
-    /// Slots leased by an earlier daemon whose programs have not come to us yet.
+    /// Slots whose programs may live, but have not come to us: leased by an earlier daemon, or on connections that we
+    /// gave up.
     presumed: BTreeSet<u8>,
     /// Time to look which of these programs are dead.
     next_search: Instant,
@@ -482,7 +483,7 @@ impl Server {
             Ok(waits) => self
                 .poll
                 .want_write(connection.socket(), Source::Connection(id), waits)
-                .map_err(|_| "poll set refuses it"),
+                .map_err(|_| End::Unwatched),
             Err(reason) => Err(reason),
         };
         if let Err(reason) = result {
@@ -492,7 +493,7 @@ impl Server {
 
     /// The process behind a connection ended.
     pub fn process_ended(&mut self, id: u32) {
-        self.drop_connection(id, "process ended");
+        self.drop_connection(id, End::ProcessEnded);
     }
 
     /// A process that asked the daemon to stay ended.
@@ -503,21 +504,31 @@ impl Server {
         self.idle_since = Instant::now();
     }
 
-    /// Forgets a connection and takes its slot back.
-    fn drop_connection(&mut self, id: u32, reason: &str) {
+    /// Forgets a connection, and takes its slot back unless its program may still use it: then that is found out later.
+    fn drop_connection(&mut self, id: u32, reason: End) {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
         self.idle_since = Instant::now();
-        debug!(id, reason, "connection dropped");
+        debug!(id, ?reason, "connection dropped");
         for query in &mut self.queries {
             query.forget(id);
         }
         let letters = self.cm.close(id);
         self.deliver(letters);
         let Some(lease) = connection.lease else { return };
-        info!(slot = lease.slot, reason, "lease ended");
-        self.take_back(lease.slot);
+        if reason.may_go_on() {
+            warn!(
+                slot = lease.slot,
+                pid = connection.peer.pid,
+                ?reason,
+                "connection of a lease given up"
+            );
+            self.presume(lease.slot);
+        } else {
+            info!(slot = lease.slot, ?reason, "lease ended");
+            self.take_back(lease.slot);
+        }
     }
 
     fn new_id(&mut self) -> u32 {

@@ -8,9 +8,9 @@ use ferroce_engine::control::{DeviceInfo, LinkMode, Refusal};
 use rustix::fs::fstat;
 use tracing::{info, warn};
 
-use super::super::connection::LeaseState;
+use super::super::connection::{End, LeaseState};
 use super::super::port::held_by_others;
-use super::Server;
+use super::{FIRST_SEARCH, Server};
 
 impl Server {
     pub(super) fn lease(&mut self, id: u32, device: &str) -> Result<(), Refusal> {
@@ -64,7 +64,7 @@ impl Server {
             return Ok(());
         };
         if !connection.send_lease(lease, seat, info, &fds) {
-            self.drop_connection(id, "lease not taken");
+            self.drop_connection(id, End::LeaseNotTaken);
         }
         Ok(())
     }
@@ -116,7 +116,18 @@ impl Server {
         Ok(info)
     }
 
-    /// Takes back the slots of an earlier daemon whose programs are dead.
+    /// The program of a slot may live without a connection: the slot is its own until it is dead, or comes back.
+    pub(super) fn presume(&mut self, slot: u8) {
+        let soon = Instant::now() + FIRST_SEARCH;
+        self.next_search = if self.presumed.is_empty() {
+            soon
+        } else {
+            self.next_search.min(soon)
+        };
+        self.presumed.insert(slot);
+    }
+
+    /// Takes back the slots of programs that are dead, of an earlier daemon or without a connection.
     pub(super) fn search_dead(&mut self) {
         let inode = |slot: u8| {
             self.sockets
@@ -131,7 +142,7 @@ impl Server {
             .collect();
         let held = held_by_others(&slots.iter().map(|(_, inode)| *inode).collect());
         for (slot, _) in slots.into_iter().filter(|(_, inode)| !held.contains(inode)) {
-            info!(slot, "program of an earlier daemon is dead");
+            info!(slot, "program is dead");
             self.presumed.remove(&slot);
             self.take_back(slot);
         }
