@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
 
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE: libc::c_long = 2;
@@ -104,4 +105,36 @@ pub fn pin_to(processor: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(processor);
     _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// The producer's counter of a socket's transmit ring, mapped for ever.
+pub fn transmit_producer(socket: BorrowedFd<'_>, size: u32) -> &'static AtomicU32 {
+    // SAFETY: it consists of numbers.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&offsets) as libc::socklen_t;
+    // SAFETY: the kernel writes no more than that.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_MMAP_OFFSETS,
+            (&raw mut offsets).cast(),
+            &mut len,
+        )
+    };
+    assert_eq!(done, 0);
+    let bytes = offsets.tx.desc as usize + size as usize * size_of::<libc::xdp_desc>();
+    // SAFETY: a new mapping, which stays.
+    unsafe {
+        let ring = libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            socket.as_raw_fd(),
+            libc::XDP_PGOFF_TX_RING,
+        );
+        assert_ne!(ring, libc::MAP_FAILED);
+        &*ring.cast::<u8>().add(offsets.tx.producer as usize).cast()
+    }
 }

@@ -5,6 +5,7 @@ mod bpf;
 
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -325,6 +326,65 @@ fn an_interface_that_is_down_is_an_error_and_no_more() {
         let error = sender.kick().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
         assert_eq!(receiver.receive(&mut |_| {}), 0);
+    });
+}
+
+#[test]
+fn what_a_program_left_is_not_sent_for_the_next() {
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::new("b"));
+        let mut receiver = b.seat(1);
+        for reclaimed_while_down in [true, false] {
+            // As with every lease.
+            assert!(a.port.reclaim(0));
+            ip("link set dev a down");
+            let mut sender = a.seat(0);
+            for number in 0..40 {
+                send(&mut sender, 100, 1, number);
+            }
+            sender.kick().unwrap_err();
+            drop(sender);
+            if reclaimed_while_down {
+                assert!(a.port.reclaim(0));
+            }
+            let early = a.seat(0);
+            ip("link set dev a up");
+            let mut heir = if reclaimed_while_down {
+                early
+            } else {
+                drop(early);
+                // Here the daemon sends what was sent to a device that is up now.
+                assert!(a.port.reclaim(0));
+                receive(&mut receiver, 1, 100, 40);
+                a.seat(0)
+            };
+            for number in 100..103 {
+                send(&mut heir, 100, 1, number);
+                assert!(heir.kick().unwrap());
+                assert_eq!(receive(&mut receiver, 1, 100, 1), [number]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_transmit_ring_that_was_spoilt_is_told() {
+    on_veth(|| {
+        let a = End::new("a");
+        for (seat, jump) in [(0, 1 << 20), (1, 1 << 20), (2, 0)] {
+            let mut sender = a.seat(seat);
+            send(&mut sender, 100, 1, 1);
+            let counter = bpf::transmit_producer(a.port.socket(seat % QUEUES, seat), GEOMETRY.tx_ring);
+            let before = counter.fetch_add(jump, Ordering::SeqCst);
+            _ = sender.kick();
+            if seat == 1 {
+                // The kernel has seen the other number.
+                counter.store(before, Ordering::SeqCst);
+            }
+            drop(sender);
+            assert_eq!(a.port.reclaim(seat), jump == 0, "seat {seat}");
+            assert_eq!(a.port.reclaim(seat), jump == 0, "seat {seat}");
+        }
     });
 }
 

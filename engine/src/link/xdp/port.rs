@@ -225,13 +225,19 @@ impl Port {
     ///
     /// A daemon killed in here leaves what its successor finds by doing it again, but for one frame at most. So does a
     /// kernel that does not let its rings be mapped, which is logged.
-    pub fn reclaim(&self, seat: u16) {
-        let queues = (0..self.geometry.queues).map(|queue| self.reclaim_received(queue, seat));
-        for outcome in queues.chain(std::iter::once_with(|| self.reclaim_sent(seat))) {
-            if let Err(error) = outcome {
-                tracing::warn!(%error, seat, "frames of a program that is gone can't be taken back yet");
-            }
+    ///
+    /// False if the seat can't be used again: its program has spoilt the transmit ring for the kernel.
+    pub fn reclaim(&self, seat: u16) -> bool {
+        let late = |error: io::Error| {
+            tracing::warn!(%error, seat, "frames of a program that is gone can't be taken back yet");
+        };
+        for queue in 0..self.geometry.queues {
+            self.reclaim_received(queue, seat).unwrap_or_else(late);
         }
+        self.reclaim_sent(seat).unwrap_or_else(|error| {
+            late(error);
+            true
+        })
     }
 
     fn reclaim_received(&self, queue: u16, seat: u16) -> io::Result<()> {
@@ -262,22 +268,32 @@ impl Port {
         Ok(())
     }
 
-    fn reclaim_sent(&self, seat: u16) -> io::Result<()> {
+    fn reclaim_sent(&self, seat: u16) -> io::Result<bool> {
         let queue = usize::from(self.geometry.tx_queue(seat));
         let socket = &self.sockets[queue][usize::from(seat)];
         let mut ring = Layout::of(socket.as_fd())?.tx(socket.as_fd(), self.geometry.tx_ring)?;
-        // It leaves as from a device that had it already. What can't leave now does when the next program sends.
+        // It leaves as from a device that had it already.
         for _ in 0..TRIES {
             self.drain(queue);
             if ring.waiting() == 0 || socket::kick_transmit(socket).is_ok() {
                 break;
             }
         }
+        // What can't leave now must not when the next program sends. And a kernel that still takes entries where there
+        // are none goes by a counter that was nonsense: it sees no other before it is through with that.
+        ring.spoil();
+        for _ in 0..=self.geometry.tx_ring {
+            match socket::kick_transmit(socket) {
+                Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => break,
+                _ if ring.waiting() == 0 => break,
+                _ => {}
+            }
+        }
         self.drain(queue);
         for frame in self.geometry.frames_of_seat(seat) {
             self.control.age_busy(frame);
         }
-        Ok(())
+        Ok(ring.is_sound())
     }
 
     fn drain(&self, queue: usize) {

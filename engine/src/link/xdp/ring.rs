@@ -33,6 +33,14 @@ pub(super) struct Descriptor {
     pub options: u32,
 }
 
+/// What no kernel sends: it is nowhere, has no bytes, and options that there are not. But it is the end of a packet, or the
+/// kernel would refuse what comes behind as well.
+const REFUSED: Descriptor = Descriptor {
+    address: u64::MAX,
+    len: 0,
+    options: !libc::XDP_PKT_CONTD,
+};
+
 /// An entry of receive and transmit rings: address, then length and options.
 #[repr(C)]
 struct Slot {
@@ -135,8 +143,9 @@ impl RxRing {
         if self.produced == self.seen {
             self.produced = self.ring.producer().load(Acquire);
             if self.produced.wrapping_sub(self.released) > self.ring.size {
-                // Nonsense: the ring can't hold so many.
-                self.produced = self.seen;
+                // Nonsense: the ring can't hold so many. Who had it before may have left it so: it begins anew.
+                self.seen = self.produced;
+                self.release();
             }
         }
         self.produced.wrapping_sub(self.seen)
@@ -231,6 +240,26 @@ impl TxRing {
     pub fn waiting(&mut self) -> u32 {
         self.look();
         self.produced.wrapping_sub(self.consumed)
+    }
+
+    /// Whether the kernel calls the socket writable.
+    pub fn is_writable(&mut self) -> bool {
+        self.waiting() <= self.ring.size / 2
+    }
+
+    /// Whether the counters are some that the kernel and a program can have left.
+    pub fn is_sound(&self) -> bool {
+        let consumed = self.ring.consumer().load(Acquire);
+        self.ring.producer().load(Acquire).wrapping_sub(consumed) <= self.ring.size
+    }
+
+    /// Has the kernel refuse, instead of send, what it has not taken. (It takes one such entry with every call.)
+    pub fn spoil(&mut self) {
+        for ahead in 0..self.ring.size {
+            self.write(ahead, REFUSED);
+        }
+        // Before the kernel is called.
+        fence(std::sync::atomic::Ordering::SeqCst);
     }
 
     #[inline]

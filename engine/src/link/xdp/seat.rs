@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 
 use super::Geometry;
 use super::hops::HopTable;
@@ -23,6 +26,11 @@ const LONGEST: usize = 8192;
 const WINDOW: u32 = 64;
 /// How often a kernel that takes nothing is asked in one call.
 const TRIES: u32 = 3;
+/// When a kernel is asked again that takes nothing although the ring has room: nothing tells when it will.
+const AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 250_000,
+};
 /// After so long without any frame, all that were given to the kernel are taken for lost.
 const RESCUE: Duration = Duration::from_secs(1);
 
@@ -81,16 +89,28 @@ struct Transmitter {
     chunk: usize,
     /// The kernel was not called for all that is in the ring.
     queued: bool,
+    /// Calls that it takes for the kernel to refuse what the ring had already, one entry with each: its counter goes on
+    /// with the last only.
+    spoilt: u32,
     /// Since when there has been no frame.
     stuck: Option<Instant>,
-    /// Readable when the ring has room, while that is watched: a watch costs time with every packet, both ways.
+    /// Readable when the kernel may take more, while that is watched: a watch costs time with every packet, both ways.
     room: OwnedFd,
-    watched: bool,
+    watched: Watched,
+    timer: OwnedFd,
     kicks: u64,
     blocked: u64,
     dropped: u64,
     rescued: u64,
     queue: usize,
+}
+
+/// What tells when the kernel may take more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Nothing,
+    Ring,
+    Timer,
 }
 
 /// Frames that were reserved to send one packet: one, or some that lie one behind the other.
@@ -203,7 +223,7 @@ impl Seat {
         let socket = &self.queues[self.transmitter.queue].socket;
         let taken = self.transmitter.kick(&self.control, socket);
         let full = matches!(taken, Ok(false));
-        if self.transmitter.watched != full {
+        if full || self.transmitter.watched != Watched::Nothing {
             self.transmitter.watch(socket, full);
         }
         taken
@@ -215,7 +235,7 @@ impl Seat {
     }
 
     /// Readable when the kernel may take what [`Seat::kick`] could not hand over: the transmit ring is not more than
-    /// half full. It says nothing of free frames: those come back in a short while without anything becoming readable,
+    /// half full, or it was not and some time has gone by. It says nothing of free frames: those come back in a short while without anything becoming readable,
     /// so try again shortly when [`Seat::reserve`] gives none though all was handed over.
     pub fn transmit_fd(&self) -> RawFd {
         self.transmitter.room.as_raw_fd()
@@ -324,9 +344,10 @@ impl Transmitter {
         let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let chunk = geometry.chunk as usize;
         let mut ring = layout.tx(socket.as_fd(), geometry.tx_ring)?;
+        let left = ring.waiting();
         Ok(Transmitter {
-            // What a program left that had the seat before leaves too.
-            queued: ring.waiting() > 0,
+            queued: left > 0,
+            spoilt: if left > 0 { left + 1 } else { 0 },
             ring,
             completions: layout.completion(socket.as_fd(), geometry.completion_ring())?,
             frames: geometry.frames_of_seat(seat),
@@ -336,7 +357,11 @@ impl Transmitter {
             chunk,
             stuck: None,
             room,
-            watched: false,
+            watched: Watched::Nothing,
+            timer: timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?,
             kicks: 0,
             blocked: 0,
             dropped: 0,
@@ -457,6 +482,9 @@ impl Transmitter {
         loop {
             self.kicks += 1;
             let Err(error) = socket::kick_transmit(socket) else {
+                if self.spoilt > 0 && self.goes_on() {
+                    continue;
+                }
                 // Nothing is left, or the driver goes on by itself.
                 self.queued = false;
                 return Ok(true);
@@ -488,24 +516,53 @@ impl Transmitter {
         }
     }
 
-    /// Has `room` watch the ring, or not.
+    /// Whether the kernel is to be called again, as it refuses what an earlier program left.
+    #[cold]
+    fn goes_on(&mut self) -> bool {
+        let waits = self.ring.waiting() > 0;
+        self.spoilt = if waits { self.spoilt - 1 } else { 0 };
+        waits
+    }
+
+    /// Has `room` watch the ring, or the time where the ring has room already, or nothing.
     #[cold]
     fn watch(&mut self, socket: &OwnedFd, full: bool) {
-        let watched = if full {
-            epoll::add(
-                &self.room,
-                socket,
-                epoll::EventData::new_u64(0),
-                epoll::EventFlags::OUT,
-            )
-        } else {
-            epoll::delete(&self.room, socket)
+        let watched = match full {
+            false => Watched::Nothing,
+            true if self.ring.is_writable() => Watched::Timer,
+            true => Watched::Ring,
         };
-        match watched {
-            Ok(()) => self.watched = full,
+        if let Err(error) = self.try_watch(socket, watched) {
             // It is tried again with the next kick.
-            Err(error) => tracing::debug!(%error, "a transmit ring can't be watched"),
+            tracing::debug!(%error, "a transmit ring can't be watched");
         }
+    }
+
+    fn try_watch(&mut self, socket: &OwnedFd, watched: Watched) -> rustix::io::Result<()> {
+        if watched == Watched::Timer {
+            let once = Itimerspec {
+                it_interval: Timespec::default(),
+                it_value: AGAIN,
+            };
+            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        }
+        if watched == self.watched {
+            return Ok(());
+        }
+        match self.watched {
+            Watched::Nothing => {}
+            Watched::Ring => epoll::delete(&self.room, socket)?,
+            Watched::Timer => epoll::delete(&self.room, &self.timer)?,
+        }
+        self.watched = Watched::Nothing;
+        let data = epoll::EventData::new_u64(0);
+        match watched {
+            Watched::Nothing => {}
+            Watched::Ring => epoll::add(&self.room, socket, data, epoll::EventFlags::OUT)?,
+            Watched::Timer => epoll::add(&self.room, &self.timer, data, epoll::EventFlags::IN)?,
+        }
+        self.watched = watched;
+        Ok(())
     }
 
     /// Takes all frames that were sent from the completion ring, of this program and of others.

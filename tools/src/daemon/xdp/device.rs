@@ -179,13 +179,22 @@ impl XdpDevice {
 
     /// Takes a seat for a slot, which gets its packets from now on.
     pub fn lease(&mut self, slot: u8) -> Result<u16, Refusal> {
-        let number = self.free.take().ok_or_else(|| Refusal::SeatsTaken {
-            name: self.record.name.clone(),
-            programs: self.record.info.geometry.seats,
-        })?;
-        let seat = u16::from(number) - 1;
-        // What was on its way to the last who had it has come after all.
-        self.port.reclaim(seat);
+        let seat = loop {
+            let number = self.free.take().ok_or_else(|| Refusal::SeatsTaken {
+                name: self.record.name.clone(),
+                programs: self.record.info.geometry.seats,
+            })?;
+            let seat = u16::from(number) - 1;
+            // What was on its way to the last who had it has come after all.
+            if self.port.reclaim(seat) {
+                break seat;
+            }
+            warn!(
+                device = self.record.name,
+                seat,
+                "a program has spoilt the transmit ring of its seat, which is not leased again: remove the device and add it again"
+            );
+        };
         self.port.serve(self.seats.len() as u16 + 1);
         self.seats.insert(slot, seat);
         let done = self

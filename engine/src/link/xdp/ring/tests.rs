@@ -325,3 +325,36 @@ fn a_ring_that_its_mapping_does_not_hold_is_refused() {
     assert!(FillRing::new(small, OFFSETS, 1024).is_err());
     assert!(FillRing::new(mapping(8), OFFSETS, 7).is_err());
 }
+
+#[test]
+fn what_is_spoilt_no_kernel_sends() {
+    let mut ring = TxRing::new(mapping(8), OFFSETS, 8).unwrap();
+    let sent = Descriptor {
+        address: CHUNK,
+        len: 60,
+        options: 0,
+    };
+    ring.write(0, sent);
+    ring.write(1, sent);
+    ring.publish(2);
+    ring.spoil();
+    assert_eq!(ring.consume(), [REFUSED; 2]);
+    assert!(ring.is_sound());
+    // A kernel that goes on where there is nothing.
+    ring.ring.consumer().fetch_add(1, Relaxed);
+    assert!(!ring.is_sound());
+}
+
+#[test]
+fn a_receive_ring_that_was_left_as_nonsense_begins_anew() {
+    let mut ring = RxRing::new(mapping(8), OFFSETS, 8).unwrap();
+    ring.ring.producer().store(1 << 20, Relaxed);
+    assert_eq!(ring.available(), 0);
+    let came = Descriptor {
+        address: CHUNK,
+        len: 60,
+        options: 0,
+    };
+    ring.put(came);
+    assert_eq!((ring.available(), ring.peek(0)), (1, came));
+}

@@ -45,9 +45,11 @@ fn transmitter(seat: u16) -> Transmitter {
         draft: vec![0; LONGEST].into_boxed_slice(),
         chunk: 2048,
         queued: false,
+        spoilt: 0,
         stuck: None,
         room: epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),
-        watched: false,
+        watched: Watched::Nothing,
+        timer: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(),
         kicks: 0,
         blocked: 0,
         dropped: 0,
@@ -229,4 +231,41 @@ fn pieces_are_joined_and_nonsense_is_left_out() {
     // Every frame that was one went back, once.
     assert_eq!(queue.fill.waiting(), 7 + 6);
     assert!((0..20).all(|frame| !control.disown(frame, queue.owner)));
+}
+
+#[test]
+fn a_kernel_that_takes_nothing_is_asked_again_by_time() {
+    let (control, umem) = memory();
+    let mut transmitter = transmitter(0);
+    // Always writable, as a socket is whose ring has room.
+    let socket = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let readable = |transmitter: &Transmitter, milliseconds: i64| {
+        let mut fds = [rustix::event::PollFd::new(
+            &transmitter.room,
+            rustix::event::PollFlags::IN,
+        )];
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: milliseconds * 1_000_000,
+        };
+        rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
+    };
+    for _ in 0..3 {
+        send(&mut transmitter, &control, &umem, 60).unwrap();
+        for _ in 0..3 {
+            let before = Instant::now();
+            transmitter.watch(&socket, true);
+            assert!(readable(&transmitter, 900));
+            assert!(before.elapsed() >= Duration::from_nanos(AGAIN.tv_nsec as u64));
+        }
+        // More than half full: the ring itself tells.
+        while transmitter.ring.is_writable() {
+            send(&mut transmitter, &control, &umem, 60).unwrap();
+        }
+        transmitter.watch(&socket, true);
+        assert!(transmitter.watched == Watched::Ring && readable(&transmitter, 0));
+        kernel_sends(&mut transmitter, true);
+        transmitter.watch(&socket, false);
+        assert!(!readable(&transmitter, 1));
+    }
 }
