@@ -11,13 +11,16 @@ use ferroce_engine::control::protocol::Request;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::connection::{Connection, Incoming, ReceiveBuffer};
 use super::sockets::SlotSockets;
 
 /// How long to wait for a program that shows the heirloom: some times the longest time between looks.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time to let descriptors come free when none is left for a connection.
+const BREATH: Duration = Duration::from_millis(10);
 
 /// Requests that a client may send before it is answered: more than programs do, which wait for their welcome.
 const MAX_REQUESTS: usize = 16;
@@ -46,7 +49,7 @@ pub fn wait_for_heirloom(
             return Ok((None, clients));
         }
         wait(listener, &clients, left)?;
-        accept_all(listener, group, &mut clients)?;
+        accept_all(listener, group, &mut clients);
         let mut sockets = None;
         clients.retain_mut(|client| client.listen(&mut buffer, &mut sockets));
         if sockets.is_some() {
@@ -70,15 +73,27 @@ fn wait(listener: &OwnedFd, clients: &[Early], left: Duration) -> io::Result<()>
     }
 }
 
-fn accept_all(listener: &OwnedFd, group: Option<u32>, clients: &mut Vec<Early>) -> io::Result<()> {
+/// Takes the connections that wait. What can't be taken, as no descriptor is left, stays: it must not end a daemon that
+/// starts.
+fn accept_all(listener: &OwnedFd, group: Option<u32>, clients: &mut Vec<Early>) {
     loop {
         let socket = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
-            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::AGAIN) => return,
             Err(Errno::INTR | Errno::CONNABORTED) => continue,
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                debug!(%error, "can't accept a connection yet");
+                std::thread::sleep(BREATH);
+                return;
+            }
         };
-        let connection = Connection::new(socket)?;
+        let connection = match Connection::new(socket) {
+            Ok(connection) => connection,
+            Err(error) => {
+                warn!(%error, "connection lost at its start");
+                continue;
+            }
+        };
         match connection.check_permission(group) {
             Ok(()) => clients.push(Early {
                 connection,
@@ -140,6 +155,18 @@ mod tests {
     use super::*;
     use ferroce_engine::control::protocol::{self, Hello};
     use rustix::net::{AddressFamily, SendFlags, SocketType, socketpair};
+
+    #[test]
+    fn a_listener_that_gives_no_connection_ends_nothing() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // It does not listen: any error will do.
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (mut clients, start) = (Vec::new(), Instant::now());
+        accept_all(&listener, None, &mut clients);
+        // Who asks it again and again does so at leisure.
+        assert!(clients.is_empty() && start.elapsed() >= BREATH);
+    }
 
     #[test]
     fn a_client_is_not_listened_to_for_ever() {
