@@ -574,6 +574,44 @@ fn ordinary_users_restore_no_devices_but_theirs() {
     });
 }
 
+/// A program without a connection, the only one of its device, says that it is in UDP mode.
+#[test]
+fn a_lie_about_the_mode_does_not_end_it() {
+    if !in_fresh_namespace_of_root("a_lie_about_the_mode_does_not_end_it") {
+        return;
+    }
+    make_veth();
+    let _daemon = Daemon::start(&[]);
+    add("fa", programs(2)).unwrap();
+    let (connection, reply, fds) = lease("rdma0");
+    let Reply::Leased { device, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    protocol::send(connection.as_fd(), b"\xff", &[], SendFlags::empty()).unwrap();
+    while protocol::receive(connection.as_fd(), RecvFlags::empty()).is_ok_and(|it| !it.bytes.is_empty()) {}
+    assert_eq!(seats_taken("rdma0"), 1, "the seat of a program that lives");
+    let [udp, .., port, heirloom] = &fds[..] else {
+        panic!("{} descriptors", fds.len());
+    };
+    let shown = [heirloom.as_fd(), udp.as_fd(), port.as_fd()];
+    let resume = |name: &str, mode| {
+        let device = DeviceInfo {
+            name: name.into(),
+            mode,
+            ..device.clone()
+        };
+        let (connection, reply, _) = ask(&Request::Resume { device }, &shown);
+        (connection, reply)
+    };
+    for name in ["rdma0", "another"] {
+        let refused = Reply::Refused(Refusal::UnknownLease);
+        assert_eq!(resume(name, LinkMode::Udp).1, refused, "{name}");
+    }
+    assert!(has_program("fa"));
+    let (_connection, reply) = resume("rdma0", device.mode);
+    assert!(matches!(reply, Reply::Resumed { .. }), "{reply:?}");
+}
+
 /// Does it in a thread that is of an ordinary user, and of the group of that number.
 fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
     let inside = move || {

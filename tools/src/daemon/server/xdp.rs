@@ -142,7 +142,14 @@ impl Server {
         heirloom: Option<&OwnedFd>,
     ) -> Result<LinkMode, Refusal> {
         if earlier.mode == LinkMode::Udp {
-            return Ok(LinkMode::Udp);
+            // Whoever says so of a slot with a seat, or of the interface, lies or comes too late.
+            let is_xdp =
+                |device: &XdpDevice| device.has_seat(slot) || device.record().ifindex == earlier.ifindex;
+            return if self.xdp.values().any(is_xdp) {
+                Err(Refusal::UnknownLease)
+            } else {
+                Ok(LinkMode::Udp)
+            };
         }
         if !self.devices.interfaces().contains_key(&earlier.ifindex) {
             return Err(Refusal::UnknownDevice {
