@@ -204,6 +204,8 @@ pub struct LinkStatus {
 /// What goes on at a device in XDP mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XdpStatus {
+    /// Somebody has taken the XDP program off the interface: nothing goes to programs by frames any more.
+    pub detached: bool,
     /// Programs that use it.
     pub programs: u16,
     /// Packets that the XDP program dropped, by reason.

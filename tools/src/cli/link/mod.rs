@@ -96,7 +96,7 @@ fn as_text(link: &LinkStatus) -> String {
         guid(device.guid)
     );
     if let LinkMode::Xdp(info) = &device.mode {
-        text += &xdp_as_text(info, link.xdp.as_ref());
+        text += &xdp_as_text(device, info, link.xdp.as_ref());
     }
     for (index, entry) in device
         .gids
@@ -114,7 +114,7 @@ fn as_text(link: &LinkStatus) -> String {
 }
 
 /// One line of how it is made, and one of what was dropped, if anything was.
-fn xdp_as_text(info: &XdpInfo, status: Option<&XdpStatus>) -> String {
+fn xdp_as_text(device: &DeviceInfo, info: &XdpInfo, status: Option<&XdpStatus>) -> String {
     let geometry = &info.geometry;
     let on = |on: bool| if on { "on" } else { "off" };
     let mut text = format!(
@@ -139,6 +139,13 @@ fn xdp_as_text(info: &XdpInfo, status: Option<&XdpStatus>) -> String {
             text += &format!(" {reason} {count}");
         }
     }
+    if status.is_some_and(|status| status.detached) {
+        let (name, netdev) = (&device.name, &device.netdev);
+        text += &format!(
+            "\n    detached: somebody has taken the XDP program off {netdev}. End the programs that use {name}, \
+             then: ferroce link del {name}; ferroce link add {name} netdev {netdev} mode xdp"
+        );
+    }
     text
 }
 
@@ -150,6 +157,7 @@ fn xdp_as_json(info: &XdpInfo, status: Option<&XdpStatus>) -> Value {
         .collect();
     json!({
         "attached": attachment(info),
+        "detached": status.is_some_and(|status| status.detached),
         "zerocopy": info.features.zerocopy,
         "queues": info.geometry.queues,
         "chunk": info.geometry.chunk,
@@ -275,6 +283,7 @@ mod tests {
                 ..DeviceInfo::default()
             },
             xdp: Some(XdpStatus {
+                detached: false,
                 programs: 3,
                 drops: vec![("unowned".into(), 0), ("length".into(), 7)],
             }),
@@ -290,5 +299,18 @@ mod tests {
         let json = as_json(&link);
         assert_eq!(json["mode"], "xdp");
         assert_eq!(json["xdp"]["drops"], json!({ "unowned": 0, "length": 7 }));
+        assert_eq!(json["xdp"]["detached"], false);
+        let mut link = link;
+        (link.device.name, link.device.netdev) = ("rdma0".into(), "eth0".into());
+        link.xdp = link.xdp.map(|status| XdpStatus {
+            detached: true,
+            ..status
+        });
+        assert_eq!(as_json(&link)["xdp"]["detached"], true);
+        let text = as_text(&link);
+        assert!(
+            text.ends_with("ferroce link del rdma0; ferroce link add rdma0 netdev eth0 mode xdp"),
+            "{text}"
+        );
     }
 }

@@ -260,6 +260,8 @@ impl XdpDevice {
             Vec::new()
         });
         XdpStatus {
+            // One that can't be asked has not said so.
+            detached: matches!(self.steering.ifindex(), Ok(None)),
             programs: self.seats.len() as u16,
             drops,
         }
