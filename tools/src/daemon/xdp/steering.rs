@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::bpf::program::{self, MapFds};
 use super::bpf::sys::{self, LoadError, Map, MapKind, Shape};
@@ -74,8 +74,8 @@ impl Steering {
     /// slot 0 are the kernel's.
     ///
     /// # Errors
-    /// EPERM without privilege; EBUSY or EEXIST where another program is attached; EINVAL without such an interface, or
-    /// before Linux 5.9; EOPNOTSUPP where this kind of attachment can't be had. Drivers say other things too: ERANGE for
+    /// EPERM without privilege; EBUSY or EEXIST where another program is attached; EINVAL without such an interface;
+    /// EOPNOTSUPP where this kind of attachment can't be had. Drivers say other things too: ERANGE for
     /// an MTU that is too large, ENOSPC for too few queues.
     pub fn attach(ifindex: u32, queues: u16, attach: Attach) -> io::Result<Self> {
         raise_memory_limit();
@@ -272,28 +272,18 @@ const DROPS: Shape = Shape {
     entries: program::REASONS,
 };
 
-/// Loads the program with all that this kernel takes.
+/// Loads the program.
 fn load(maps: &MapFds, queues: u16) -> io::Result<OwnedFd> {
-    let whole = |whole_length| program::assemble(maps, queues, whole_length).map_err(io::Error::other);
-    let refused = match sys::load(PROGRAM, &whole(true)?, sys::XDP_HAS_FRAGS) {
-        Ok(program) => return Ok(program),
-        Err(error) => error,
-    };
-    // Before Linux 5.18 there were neither frames in several buffers nor the helper that tells their length.
-    if refused.source.raw_os_error() == Some(libc::EINVAL)
-        && let Ok(program) = sys::load(PROGRAM, &whole(false)?, 0)
-    {
-        info!("this kernel has no XDP with several buffers for a frame: drivers may refuse large MTUs");
-        return Ok(program);
-    }
-    let LoadError { source, log } = refused;
-    if !log.is_empty() {
-        debug!(%log, "the kernel's verifier");
-    }
-    Err(source)
+    let program = program::assemble(maps, queues).map_err(io::Error::other)?;
+    sys::load(PROGRAM, &program, sys::XDP_HAS_FRAGS).map_err(|LoadError { source, log }| {
+        if !log.is_empty() {
+            debug!(%log, "the kernel's verifier");
+        }
+        source
+    })
 }
 
-/// Before Linux 5.11 maps, and the memory of AF_XDP sockets still, count as memory that is locked.
+/// The memory of AF_XDP sockets counts as memory that is locked.
 fn raise_memory_limit() {
     let unlimited = Rlimit {
         current: None,

@@ -91,9 +91,8 @@ pub struct MapFds {
     pub drops: i32,
 }
 
-/// The program for an interface of which this many queues are served. `whole_length`: the kernel can tell the length of
-/// a frame in several buffers (since Linux 5.18).
-pub fn assemble(maps: &MapFds, queues: u16, whole_length: bool) -> Result<Vec<Insn>, AssembleError> {
+/// The program for an interface of which this many queues are served.
+pub fn assemble(maps: &MapFds, queues: u16) -> Result<Vec<Insn>, AssembleError> {
     let mut asm = Assembler::default();
     let all = Places {
         pass: asm.label(),
@@ -103,16 +102,10 @@ pub fn assemble(maps: &MapFds, queues: u16, whole_length: bool) -> Result<Vec<In
     let (ipv4, ipv6, v1, untagged) = (asm.label(), asm.label(), asm.label(), asm.label());
 
     asm.mov(CTX, R1);
-    if whole_length {
-        asm.call(XDP_GET_BUFF_LEN);
-        asm.mov(LEN, R0);
-    }
+    asm.call(XDP_GET_BUFF_LEN);
+    asm.mov(LEN, R0);
     asm.load(Size::B4, FRAME, CTX, DATA);
     asm.load(Size::B4, END, CTX, DATA_END);
-    if !whole_length {
-        asm.mov(LEN, END);
-        asm.op(Op::Sub, LEN, FRAME);
-    }
     reach(&mut asm, ETHERNET, all.pass);
     asm.op(Op::Sub, LEN, i32::from(ETHERNET));
     asm.load(Size::B1, R2, FRAME, 0);

@@ -167,32 +167,6 @@ fn what_udp_sockets_send_is_divided_by_the_kernel() {
 }
 
 #[test]
-fn kernels_without_several_buffers_run_it_too() {
-    if !in_fresh_namespace("daemon::xdp::steering::tests::kernels_without_several_buffers_run_it_too") {
-        return;
-    }
-    let mut bench = Bench::new();
-    let steering = &bench.steering;
-    let maps = MapFds {
-        sockets: steering.sockets.as_fd().as_raw_fd(),
-        slots: steering.slots.as_fd().as_raw_fd(),
-        addresses: steering.addresses.as_fd().as_raw_fd(),
-        drops: steering.drops.as_fd().as_raw_fd(),
-    };
-    let program = program::assemble(&maps, 2, false).unwrap();
-    bench.steering.program = sys::load(PROGRAM, &program, 0).unwrap_or_else(|error| panic!("{}", error.log));
-    for frame in good(SEAT).iter().chain(&good(NOBODY)).chain(&good(KERNEL)) {
-        for len in 14..=frame.len() {
-            assert_eq!(
-                bench.run(&frame[..len]),
-                expected(&frame[..len]),
-                "{len} of {frame:02x?}"
-            );
-        }
-    }
-}
-
-#[test]
 fn everything_else_is_the_kernels() {
     if !in_fresh_namespace("daemon::xdp::steering::tests::everything_else_is_the_kernels") {
         return;
