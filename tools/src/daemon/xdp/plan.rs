@@ -281,7 +281,7 @@ pub fn refuse_attachment(error: &io::Error, netdev: &str) -> Refusal {
             }
         }
         Some(libc::ENOSYS) => Refusal::XdpUnsupported {
-            what: "eBPF".to_owned(),
+            what: "eBPF as XDP mode takes it (Linux 6.4 and later have it)".to_owned(),
         },
         _ => refuse("attach the XDP program", error, netdev),
     }

@@ -75,7 +75,7 @@ impl Steering {
     ///
     /// # Errors
     /// EPERM without privilege; EBUSY or EEXIST where another program is attached; EINVAL without such an interface;
-    /// EOPNOTSUPP where this kind of attachment can't be had. Drivers say other things too: ERANGE for
+    /// ENOSYS before Linux 5.18; EOPNOTSUPP where this kind of attachment can't be had. Drivers say other things too: ERANGE for
     /// an MTU that is too large, ENOSPC for too few queues.
     pub fn attach(ifindex: u32, queues: u16, attach: Attach) -> io::Result<Self> {
         raise_memory_limit();
@@ -278,6 +278,9 @@ fn load(maps: &MapFds, queues: u16) -> io::Result<OwnedFd> {
     sys::load(PROGRAM, &program, sys::XDP_HAS_FRAGS).map_err(|LoadError { source, log }| {
         if !log.is_empty() {
             debug!(%log, "the kernel's verifier");
+        } else if source.raw_os_error() == Some(libc::EINVAL) {
+            // The verifier has not even begun: before Linux 5.18 there is no such flag.
+            return io::Error::from_raw_os_error(libc::ENOSYS);
         }
         source
     })
