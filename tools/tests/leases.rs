@@ -308,7 +308,10 @@ fn garbage_does_not_free_the_slot_of_a_program_that_lives() {
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(ask(&request, &[]).1, full);
     drop(fds);
-    eventually("the slot comes back", || ask(&request, &[]).1 != full);
+    eventually("the slot comes back", || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        ask(&request, &[]).1 != full
+    });
 }
 
 #[test]
