@@ -108,7 +108,7 @@ impl Device {
 
     /// As [`Device::transmit`], where acknowledgements go as `acks` says.
     pub fn transmit_acks(&mut self, now: Time, link: &mut dyn Transmit, acks: Acks) -> Progress {
-        if acks == Acks::Send || self.held_since + ACK_PATIENCE <= now {
+        if self.owes(now, acks) {
             while let Some(qpn) = self.held.pop_front() {
                 if let Some(qp) = self.qps.get_mut(qpn) {
                     // It waited in vain: the next one does not, unless the application sends again.
@@ -203,6 +203,11 @@ impl Device {
     /// Packets given to links so far.
     pub fn sent(&self) -> u64 {
         self.counters.transport_tx
+    }
+
+    /// Whether acknowledgements that waited are to leave now.
+    pub fn owes(&self, now: Time, acks: Acks) -> bool {
+        !self.held.is_empty() && (acks == Acks::Send || self.held_since + ACK_PATIENCE <= now)
     }
 
     /// Whether [`Device::transmit`] has nothing to do but acknowledge.

@@ -57,13 +57,17 @@ impl Core {
                 false
             }
         };
-        if device.next_deadline().is_some_and(|deadline| deadline <= now) {
+        let due = device.next_deadline().is_some_and(|deadline| deadline <= now);
+        if due {
             device.handle_timeouts(now);
         }
-        self.transmit(now, acks);
         if received {
             self.idle_since = now;
+        } else if !due && self.is_quiet() && !self.device.owes(now, acks) && self.unsent_posts == 0 {
+            // Whoever polls sees this most of the time.
+            return false;
         }
+        self.transmit(now, acks);
         received
     }
 

@@ -24,6 +24,8 @@ const HELD: u32 = 16;
 const LONGEST: usize = 8192;
 /// Frames to send that are used again and again while few are under way, so that the processor's caches have them.
 const WINDOW: u32 = 64;
+/// Of these, how many must be free to begin anew after each kick.
+const WARM: u32 = 16;
 /// How often a kernel that takes nothing is asked in one call.
 const TRIES: u32 = 3;
 /// When a kernel is asked again that takes nothing although the ring has room: nothing tells when it will.
@@ -222,6 +224,7 @@ impl Seat {
         }
         let socket = &self.queues[self.transmitter.queue].socket;
         let taken = self.transmitter.kick(&self.control, socket);
+        self.transmitter.begin_anew(&self.control);
         let full = matches!(taken, Ok(false));
         if full || self.transmitter.watched != Watched::Nothing {
             self.transmitter.watch(socket, full);
@@ -404,6 +407,15 @@ impl Transmitter {
     fn are_free(&self, control: &Control, at: u32, count: u32) -> bool {
         let frame = self.frames.start + at;
         frame + count <= self.frames.end && (frame..frame + count).all(|frame| !control.is_busy(frame))
+    }
+
+    /// Begins again with the first frames where what was just sent is done with them: they are in the cache still.
+    #[inline]
+    fn begin_anew(&mut self, control: &Control) {
+        self.drain(control);
+        if self.are_free(control, 0, self.next.clamp(1, WARM)) {
+            (self.next, self.turn) = (0, WINDOW.min(self.frames.len() as u32));
+        }
     }
 
     /// Begins again with the first frames, if they are free or there are no more.
