@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ferroce_wire::datagram::{Network, Udp};
 use ferroce_wire::{Gid, Grh};
 
-use super::RoceVersion;
+use super::{Path, RoceVersion};
 
 /// What the IP and UDP headers of a packet, or its GRH, say beyond lengths and checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,21 @@ pub(super) struct Addressing {
 }
 
 impl Addressing {
+    /// That of packets on a path. The identification is 0: an atomic datagram needs no other (RFC 6864), and receivers
+    /// that can't see it try 0 first.
+    pub fn of(path: &Path, source_port: u16) -> Addressing {
+        Addressing {
+            version: path.version,
+            source: path.source,
+            dest: path.dest,
+            source_port,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit_on_wire(),
+            flow_label: path.flow_label,
+            id: 0,
+        }
+    }
+
     /// The headers; `None` if the addresses are of two families.
     pub fn network(&self) -> Option<Network> {
         let udp = Udp {

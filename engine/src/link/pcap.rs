@@ -232,16 +232,7 @@ impl Capture {
         } else {
             path.flow_label
         };
-        let addressing = Addressing {
-            version: path.version,
-            source: path.source,
-            dest: path.dest,
-            source_port: udp_port::source_port(entropy),
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit_on_wire(),
-            flow_label: path.flow_label,
-            id: 0,
-        };
+        let addressing = Addressing::of(path, udp_port::source_port(entropy));
         let icrc = addressing.icrc(packet).unwrap_or_default();
         self.record(addressing.network(), packet, &icrc.to_le_bytes());
     }

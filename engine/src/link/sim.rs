@@ -496,18 +496,13 @@ impl Transmit for SimLink {
         let mut data = vec![0; len + ICRC_LEN];
         let (covered, icrc) = data.split_at_mut(len);
         fill(covered).map_err(TransmitError::Fault)?;
+        let source_port = match path.version {
+            RoceVersion::V1 => 0,
+            RoceVersion::V2 => 0xc000 | (dest_qpn as u16 & 0x3fff),
+        };
         let addressing = Addressing {
-            version: path.version,
-            source: path.source,
-            dest: path.dest,
-            source_port: match path.version {
-                RoceVersion::V1 => 0,
-                RoceVersion::V2 => 0xc000 | (dest_qpn as u16 & 0x3fff),
-            },
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit_on_wire(),
-            flow_label: path.flow_label,
             id,
+            ..Addressing::of(path, source_port)
         };
         // Addresses of two families never meet a node: such a packet ends as one without a route.
         icrc.copy_from_slice(&addressing.icrc(covered).unwrap_or_default().to_le_bytes());

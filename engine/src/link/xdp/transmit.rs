@@ -144,17 +144,7 @@ fn network(path: &Path, qpns: Qpns) -> Option<Network> {
         0 => udp_port::flow_label(qpns.local, qpns.dest),
         label => label,
     };
-    let addressing = Addressing {
-        version: path.version,
-        source: path.source,
-        dest: path.dest,
-        source_port: udp_port::source_port(entropy),
-        traffic_class: path.traffic_class,
-        hop_limit: path.hop_limit_on_wire(),
-        flow_label: path.flow_label,
-        // An atomic datagram needs no other (RFC 6864), and receivers that can't see the id try this first.
-        id: 0,
-    };
+    let addressing = Addressing::of(path, udp_port::source_port(entropy));
     let mut network = addressing.network()?;
     if let Network::Ipv6 { flow_label, .. } = &mut network {
         *flow_label = path.flow_label;
