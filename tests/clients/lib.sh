@@ -128,6 +128,11 @@ _pair() {
         _try "$@"
     done
     [[ -n $server_pid ]] || return # it did not listen
+    if [[ -n $AGAIN && $rc != 0 && $again = 9 ]] && grep -qaE -- "$AGAIN" "$LOG_DIR/$name.client"; then
+        stop_server
+        skip "$name" "ten times the client asked before its own server listened"
+        return
+    fi
     local why=''
     if [[ $rc = 124 || $rc = 137 ]]; then
         why="client timed out after ${CASE_TIMEOUT}s: $(last_line "$LOG_DIR/$name.client")"

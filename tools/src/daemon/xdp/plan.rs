@@ -19,8 +19,8 @@ const PROGRAMS: u16 = 32;
 const MAX_QUEUES: u16 = 64;
 /// Entries of a transmit ring.
 const TX_RING: u32 = 256;
-/// Entries of a receive ring, where there are few of them.
-const RX_RING: u32 = 512;
+/// Entries of a receive ring, where there are few of them: a message of 1 MiB at path MTU 1024, which on UC nobody repeats.
+const RX_RING: u32 = 1024;
 /// Entries of a receive ring, however many there are.
 const LEAST_RX_RING: u32 = 64;
 /// Entries of all receive rings together, beyond which rings are made smaller: each stands for a frame of memory.
@@ -331,7 +331,7 @@ mod tests {
                 usual.rx_ring,
                 usual.tx_ring
             ),
-            (2048, 1, 32, 512, 256)
+            (2048, 1, 32, 1024, 256)
         );
         assert_eq!(plan(&none, 1774, 1).chunk, 2048);
         assert_eq!(plan(&none, 1775, 1).chunk, 4096);
