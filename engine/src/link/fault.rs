@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 
 use super::random::{Prng, Probability};
-use super::{IcrcCheck, Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
+use super::{IcrcCheck, Link, Path, Qpns, Reach, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// How often which fault befalls a packet.
@@ -347,6 +347,10 @@ impl<L: Link> Link for FaultInjector<L> {
 
     fn leave(&mut self, group: IpAddr) -> io::Result<()> {
         self.inner.leave(group)
+    }
+
+    fn reach(&mut self, path: &Path) -> Reach {
+        self.inner.reach(path)
     }
 
     fn set_mtu(&mut self, mtu: u32) {

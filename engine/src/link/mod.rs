@@ -78,6 +78,17 @@ impl Path {
     }
 }
 
+/// How packets of a path leave, as far as a link knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// They leave as this link's packets do.
+    Own,
+    /// The kernel sends them in its own way.
+    Kernel,
+    /// It is being looked for. The kernel sends them until it is known; then those that follow can overtake them.
+    Unknown,
+}
+
 /// The two queue pairs of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qpns {
@@ -183,6 +194,11 @@ pub trait Link: Transmit + Send {
     /// Ends what [`Link::join`] began.
     fn leave(&mut self, group: IpAddr) -> io::Result<()>;
 
+    /// What is known of a path's way. Begins to look for it if nothing is.
+    fn reach(&mut self, _path: &Path) -> Reach {
+        Reach::Own
+    }
+
     /// The interface has this MTU from now on.
     fn set_mtu(&mut self, _mtu: u32) {}
 
@@ -229,6 +245,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn leave(&mut self, group: IpAddr) -> io::Result<()> {
         (**self).leave(group)
+    }
+
+    fn reach(&mut self, path: &Path) -> Reach {
+        (**self).reach(path)
     }
 
     fn set_mtu(&mut self, mtu: u32) {

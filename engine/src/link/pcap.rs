@@ -23,7 +23,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
 use super::headers::Addressing;
-use super::{ICRC_LEN, Link, Path, Qpns, RoceVersion, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, Link, Path, Qpns, Reach, RoceVersion, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// Bytes of a file kept in memory until the next flush.
@@ -292,6 +292,10 @@ impl<L: Link> Link for PcapTap<L> {
 
     fn leave(&mut self, group: IpAddr) -> io::Result<()> {
         self.inner.leave(group)
+    }
+
+    fn reach(&mut self, path: &Path) -> Reach {
+        self.inner.reach(path)
     }
 
     fn set_mtu(&mut self, mtu: u32) {

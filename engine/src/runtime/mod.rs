@@ -29,7 +29,7 @@ use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
 use crate::link::udp::{self, UdpLink};
 use crate::link::xdp::seat::Seat;
 use crate::link::xdp::{self, XdpLink};
-use crate::link::{Link, Path, wrap};
+use crate::link::{Link, Path, Reach, wrap};
 use crate::memory::Memory;
 use crate::memory::device::DeviceMemory;
 use crate::memory::process::ProcessMemory;
@@ -45,6 +45,10 @@ use self::helper::Helper;
 /// Time in vain after which another thread may have the CPU: where there are more that poll than CPUs, it may be the
 /// one that this one waits for.
 const YIELD_AFTER: Duration = Duration::from_micros(20);
+
+/// How long a program that names a destination waits until it is known where its packets go, and between two looks.
+const HOP_PATIENCE: Duration = Duration::from_millis(50);
+const HOP_PAUSE: Duration = Duration::from_micros(200);
 
 /// How long exit and close wait for the engine's lock before they give up on the last packets.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -241,7 +245,7 @@ impl Engine {
             source,
             dest,
         } = ends::of(&info, sgid_index, Gid(dgid))?;
-        Ok(Path {
+        let path = Path {
             version,
             source,
             dest,
@@ -251,7 +255,27 @@ impl Engine {
             hop_limit,
             flow_label: flow_label & 0xf_ffff,
             service_level,
-        })
+        };
+        let is_own = info.gids.iter().flatten().any(|entry| entry.addr == dest);
+        if !is_own && self.usable() {
+            self.await_hop(&path);
+        }
+        Ok(path)
+    }
+
+    /// Waits a little for the next hop of a path where the link must look for it, as kernels do for RoCE: what goes
+    /// before it is known goes another way, and what follows could overtake it.
+    fn await_hop(&self, path: &Path) {
+        let _guest = Guest::enter();
+        let reach = || self.shared.core.lock().link_mut().reach(path);
+        if reach() != Reach::Unknown {
+            return;
+        }
+        let end = clock::now() + HOP_PATIENCE;
+        // While a neighbour is asked for, it is the kernel's to send to it.
+        while reach() != Reach::Own && clock::now() < end {
+            std::thread::sleep(HOP_PAUSE);
+        }
     }
 
     /// Checks that memory to be registered is mapped with the access wanted, and faults it in: not that of

@@ -37,7 +37,7 @@ use self::receive::{Drop, Exact};
 use self::seat::Seat;
 use self::transmit::{Asked, ETHERNET, Flow, Flows};
 use super::udp::coarse_now;
-use super::{ICRC_LEN, Link, Path, Qpns, RxPacket, Transmit, TransmitError};
+use super::{ICRC_LEN, Link, Path, Qpns, Reach, RxPacket, Transmit, TransmitError};
 use crate::memory::Fault;
 
 /// Rounds between looks at a UDP socket where nothing happens: a look is a system call, a round in vain is next to nothing.
@@ -158,12 +158,17 @@ impl<P: Place> XdpLink<P> {
             return None;
         }
         let Some((hop, known)) = self.seat.find(path.dest) else {
-            let ask = || (self.config.ask)(path.source, path.dest);
-            self.asked.ask(path.dest, coarse_now(), ask);
+            self.ask(path);
             return None;
         };
         *self.flows.at(place) = Some(Flow::new(path, qpns, hop, known));
         Some(())
+    }
+
+    /// Asks the daemon for the next hop, not too often.
+    fn ask(&mut self, path: &Path) {
+        let ask = || (self.config.ask)(path.source, path.dest);
+        self.asked.ask(path.dest, coarse_now(), ask);
     }
 
     /// A packet for the kernel to send.
@@ -391,6 +396,20 @@ impl<P: Place> Link for XdpLink<P> {
 
     fn leave(&mut self, group: IpAddr) -> io::Result<()> {
         self.udp.leave(group)
+    }
+
+    fn reach(&mut self, path: &Path) -> Reach {
+        if path.dest.is_multicast() {
+            return Reach::Kernel;
+        }
+        match self.seat.find(path.dest) {
+            Some((Hop::Frame { .. }, _)) => Reach::Own,
+            Some((Hop::Kernel, _)) => Reach::Kernel,
+            None => {
+                self.ask(path);
+                Reach::Unknown
+            }
+        }
     }
 
     fn set_mtu(&mut self, mtu: u32) {

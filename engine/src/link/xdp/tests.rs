@@ -348,7 +348,11 @@ fn the_kernel_sends_what_has_no_known_hop() {
     assert_eq!(world.lock().by_udp.len(), 10);
     assert_eq!(world.lock().asked, [("10.0.0.1".parse().unwrap(), unknown)]);
     // The answer appears in the table.
+    assert_eq!(link.reach(&path(unknown)), Reach::Unknown);
+    world.lock().hops.insert(unknown, Hop::Kernel);
+    assert_eq!(link.reach(&path(unknown)), Reach::Kernel);
     world.lock().hops.insert(unknown, HOP);
+    assert_eq!(link.reach(&path(unknown)), Reach::Own);
     send(&mut link, &path(unknown), 16, 0).unwrap();
     assert!(link.flush().unwrap());
     assert_eq!(world.lock().sent.len(), 1);
