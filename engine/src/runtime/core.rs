@@ -13,6 +13,9 @@ const TURNS: usize = 4;
 
 /// A system call that sends takes about this long: within that time after one, posts need not make another at once.
 const RING_PAUSE: Duration = Duration::from_micros(5);
+/// Packets that leave without any that comes, after which who is to take them may have the CPU: no receive ring has room
+/// for what a program can send in a slice of time, and on UC and UD what finds none is lost.
+const MOST_UNHEARD: u64 = 256;
 /// Posts in a row that wait for one another at most.
 const MOST_POSTS: u32 = 32;
 
@@ -29,6 +32,8 @@ pub(super) struct Core {
     /// When packets left last, and how many the device had given to the link by then.
     sent_at: Time,
     sent: u64,
+    /// How many it had given when something was received last, or somebody else had the CPU.
+    heard: u64,
     /// When something was received last, or that was taken for long ago.
     idle_since: Time,
 }
@@ -43,6 +48,7 @@ impl Core {
             unsent_posts: 0,
             sent_at: Time::ZERO,
             sent: 0,
+            heard: 0,
             idle_since: Time::ZERO,
         }
     }
@@ -63,12 +69,23 @@ impl Core {
         }
         if received {
             self.idle_since = now;
+            self.heard = self.device.sent();
         } else if !due && self.is_quiet() && !self.device.owes(now, acks) && self.unsent_posts == 0 {
             // Whoever polls sees this most of the time.
             return false;
         }
         self.transmit(now, acks);
         received
+    }
+
+    /// Whether much was sent and nothing was received; then it begins anew.
+    pub(super) fn floods(&mut self) -> bool {
+        let sent = self.device.sent();
+        let floods = sent - self.heard >= MOST_UNHEARD;
+        if floods {
+            self.heard = sent;
+        }
+        floods
     }
 
     /// Whether nothing was received for so long; then it begins anew.
@@ -311,6 +328,11 @@ mod tests {
         }
         core.round(now, Acks::Send);
         assert_eq!(packets.0.load(Ordering::Relaxed), all);
+        assert!(
+            all as u64 > MOST_UNHEARD && core.floods(),
+            "nothing came meanwhile"
+        );
+        assert!(!core.floods(), "only once");
         assert!(!core.holds_back() && core.next_deadline().is_none());
     }
 }

@@ -483,6 +483,9 @@ impl Drop for Session<'_> {
             self.core.transmit_posted(now, self.shared.pulse.naps());
         }
         self.shared.settle(&mut self.core);
+        if self.core.floods() {
+            MutexGuard::unlocked(&mut self.core, std::thread::yield_now);
+        }
     }
 }
 
