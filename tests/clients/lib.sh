@@ -17,6 +17,7 @@ CM_PROBE=${CM_PROBE-}            # with a port behind it: does an rdma_cm server
 LEVEL=${LEVEL:-1}                # 2 adds cases for optional features
 LOG_DIR=${LOG_DIR:-$(mktemp -d)}
 AGAIN=''                         # a case whose client fails with this regex in its log is tried again, 9 times at most
+LOSSY=''                         # set: a case whose client timed out is tried once more
 BAD=${BAD-}                      # a case whose logs match this regex has failed
 NO_TCP=''                        # set where a server that listens on TCP has failed
 mkdir -p "$LOG_DIR"
@@ -127,6 +128,11 @@ _pair() {
         tries=5
         _try "$@"
     done
+    if [[ -n $LOSSY && $rc = 124 ]]; then
+        stop_server
+        echo "# $name: it timed out, and is tried once more"
+        _try "$@"
+    fi
     [[ -n $server_pid ]] || return # it did not listen
     if [[ -n $AGAIN && $rc != 0 && $again = 9 ]] && grep -qaE -- "$AGAIN" "$LOG_DIR/$name.client"; then
         stop_server

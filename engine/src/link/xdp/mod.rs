@@ -42,6 +42,8 @@ use crate::memory::Fault;
 
 /// Rounds between looks at a UDP socket where nothing happens: a look is a system call, a round in vain is next to nothing.
 const UDP_REST: u32 = 512;
+/// Frames that a window has at most.
+const MOST_IN_FLIGHT: u32 = 512;
 /// Rounds with a look each, once something happened there.
 const UDP_ACTIVE: u32 = 8192;
 
@@ -380,12 +382,13 @@ impl<P: Place> Link for XdpLink<P> {
         }
     }
 
-    /// Half of what a ring like our own holds; and no more than by UDP, which a path may change to.
+    /// Half of what a ring like our own holds, and no more frames than stay in the cache; and no more than by UDP, which a
+    /// path may change to.
     fn window(&self, packet_len: usize) -> u32 {
         let Geometry { rx_ring, .. } = self.config.geometry;
         let piece = self.config.geometry.piece();
         let pieces = (packet_len + 64).div_ceil(piece.max(1)) as u32;
-        let packets = (rx_ring / 2 / pieces).max(2);
+        let packets = ((rx_ring / 2).min(MOST_IN_FLIGHT) / pieces).max(2);
         let bytes = packets.saturating_mul(u32::try_from(packet_len).unwrap_or(u32::MAX));
         bytes.min(self.udp.window(packet_len))
     }

@@ -19,8 +19,9 @@ const PROGRAMS: u16 = 32;
 const MAX_QUEUES: u16 = 64;
 /// Entries of a transmit ring.
 const TX_RING: u32 = 256;
-/// Entries of a receive ring, where there are few of them: a message of 1 MiB at path MTU 1024, which on UC nobody repeats.
-const RX_RING: u32 = 1024;
+/// Entries of a receive ring, where there are few of them: what comes in some milliseconds, for which a program may well
+/// be off its CPU. On UC and UD nobody repeats what a full ring has no room for.
+const RX_RING: u32 = 4096;
 /// Entries of a receive ring, however many there are.
 const LEAST_RX_RING: u32 = 64;
 /// Entries of all receive rings together, beyond which rings are made smaller: each stands for a frame of memory.
@@ -331,14 +332,14 @@ mod tests {
                 usual.rx_ring,
                 usual.tx_ring
             ),
-            (2048, 1, 32, 1024, 256)
+            (2048, 1, 32, 2048, 256)
         );
         assert_eq!(plan(&none, 1774, 1).chunk, 2048);
         assert_eq!(plan(&none, 1775, 1).chunk, 4096);
         assert_eq!(plan(&none, 9000, 1).chunk, 4096);
         // Many queues: all of them, with rings that stay in bounds.
         for queues in [1, 2, 8, 63, 64, 128] {
-            for programs in [1, 32, 251] {
+            for programs in [1, 16, 32, 251] {
                 let options = XdpOptions {
                     programs: Some(programs),
                     ..none
