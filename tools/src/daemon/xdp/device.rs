@@ -44,7 +44,7 @@ impl XdpDevice {
         let netdev = interface.name.as_str();
         plan::check_kernel(netdev)?;
         let queues = plan::queues(netdev, ifindex);
-        let geometry = plan::geometry(options, netdev, interface.mtu, queues.usable())?;
+        let geometry = plan::geometry(options, interface, queues.usable())?;
         let mut notes = Vec::new();
         let (steering, attach) = attach(ifindex, netdev, geometry.queues, &mut notes)?;
         let port = Port::create(ifindex, geometry, options.zerocopy)

@@ -17,8 +17,11 @@ use crate::netlink::{Interface, Interfaces};
 const PROGRAMS: u16 = 32;
 /// Most queues of an interface that a port serves.
 const MAX_QUEUES: u16 = 64;
-/// Entries of a transmit ring.
+/// Entries of a transmit ring, and so packets of a program that are under way at most.
 const TX_RING: u32 = 256;
+/// The same where a queue of the driver holds 256 packets of all senders together, and drops what finds no room there. As
+/// long as nobody takes any from it, four programs are not too many for it.
+const VETH_TX_RING: u32 = 64;
 /// Entries of a receive ring, where there are few of them: what comes in some milliseconds, for which a program may well
 /// be off its CPU. On UC and UD nobody repeats what a full ring has no room for.
 const RX_RING: u32 = 4096;
@@ -99,7 +102,7 @@ pub fn check_kernel(netdev: &str) -> Result<(), Refusal> {
 }
 
 /// How the memory of a port is to be divided, by what the user asked for and what the interface has.
-pub fn geometry(options: &XdpOptions, netdev: &str, mtu: u32, queues: u16) -> Result<Geometry, Refusal> {
+pub fn geometry(options: &XdpOptions, interface: &Interface, queues: u16) -> Result<Geometry, Refusal> {
     let bad = |word: &str, value: u32, allowed: &str| Refusal::BadXdpOption {
         word: word.to_owned(),
         value,
@@ -111,7 +114,7 @@ pub fn geometry(options: &XdpOptions, netdev: &str, mtu: u32, queues: u16) -> Re
         Some(0) => return Err(bad("queues", 0, "1 or more")),
         Some(wanted) if wanted > most => {
             return Err(Refusal::TooManyQueues {
-                netdev: netdev.to_owned(),
+                netdev: interface.name.clone(),
                 queues: most,
             });
         }
@@ -122,7 +125,7 @@ pub fn geometry(options: &XdpOptions, netdev: &str, mtu: u32, queues: u16) -> Re
         return Err(bad("programs", seats.into(), "1 to 251"));
     }
     let chunk = match options.chunk {
-        None if fits_one_piece(2048, mtu) => 2048,
+        None if fits_one_piece(2048, interface.mtu) => 2048,
         None => 4096,
         Some(chunk @ (2048 | 4096)) => chunk,
         Some(other) => return Err(bad("chunk", other, "2048 or 4096")),
@@ -131,12 +134,16 @@ pub fn geometry(options: &XdpOptions, netdev: &str, mtu: u32, queues: u16) -> Re
     while rx_ring > LEAST_RX_RING && rx_ring * u32::from(queues) * u32::from(seats) > MAX_ENTRIES {
         rx_ring /= 2;
     }
+    let tx_ring = match interface.kind.as_deref() {
+        Some("veth") => VETH_TX_RING,
+        _ => TX_RING,
+    };
     Ok(Geometry {
         chunk,
         queues,
         seats,
         rx_ring,
-        tx_ring: TX_RING,
+        tx_ring,
     })
 }
 
@@ -322,7 +329,9 @@ mod tests {
     #[test]
     fn defaults_follow_the_interface() {
         let none = XdpOptions::default();
-        let plan = |options: &XdpOptions, mtu, queues| geometry(options, "eth0", mtu, queues).unwrap();
+        let plan = |options: &XdpOptions, mtu, queues| {
+            geometry(options, &Interface { mtu, ..nic() }, queues).unwrap()
+        };
         let usual = plan(&none, 1500, 1);
         assert_eq!(
             (
@@ -334,6 +343,11 @@ mod tests {
             ),
             (2048, 1, 32, 2048, 256)
         );
+        let veth = Interface {
+            kind: Some("veth".into()),
+            ..nic()
+        };
+        assert_eq!(geometry(&none, &veth, 1).unwrap().tx_ring, 64);
         assert_eq!(plan(&none, 1774, 1).chunk, 2048);
         assert_eq!(plan(&none, 1775, 1).chunk, 4096);
         assert_eq!(plan(&none, 9000, 1).chunk, 4096);
@@ -365,7 +379,7 @@ mod tests {
 
     #[test]
     fn what_can_not_be_is_refused() {
-        let with = |options: XdpOptions| geometry(&options, "eth0", 1500, 4).unwrap_err();
+        let with = |options: XdpOptions| geometry(&options, &nic(), 4).unwrap_err();
         let none = XdpOptions::default();
         assert_eq!(
             with(XdpOptions {
@@ -404,7 +418,7 @@ mod tests {
 
     #[test]
     fn what_costs_speed_is_said() {
-        let geometry = geometry(&XdpOptions::default(), "eth0", 1500, 2).unwrap();
+        let geometry = geometry(&XdpOptions::default(), &nic(), 2).unwrap();
         let mut info = XdpInfo {
             geometry,
             ..XdpInfo::default()
@@ -465,7 +479,7 @@ mod tests {
 
     #[test]
     fn errors_of_the_kernel_are_told_apart() {
-        let geometry = geometry(&XdpOptions::default(), "eth0", 1500, 1).unwrap();
+        let geometry = geometry(&XdpOptions::default(), &nic(), 1).unwrap();
         let attachment = |errno| refuse_attachment(&io::Error::from_raw_os_error(errno), "eth0");
         let port = |errno, zerocopy| {
             let source = io::Error::from_raw_os_error(errno);
