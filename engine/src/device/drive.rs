@@ -23,8 +23,11 @@ const ACK_HOLD: Duration = Duration::from_millis(1);
 const ACK_PATIENCE: Duration = Duration::from_micros(4);
 
 /// A request that comes so soon after an acknowledgement was not waiting for it, as no round trip is so short: the next
-/// acknowledgements stand for what comes in [`ACK_PATIENCE`].
-const STREAM_GAP: Duration = Duration::from_micros(3);
+/// acknowledgements stand for what comes in [`ACK_PATIENCE`], ...
+const STREAM_GAP: Duration = Duration::from_micros(5);
+
+/// ... and as each that comes is a reason to wait for the next, for what comes in this time at most.
+const ACK_SPAN: Duration = Duration::from_micros(32);
 
 /// When a packet that found no room where it goes is tried again, at the latest.
 const BUSY_PAUSE: Duration = Duration::from_micros(250);
@@ -68,6 +71,10 @@ impl Device {
             return;
         };
         qp.receive(&mut shared, packet, &roce);
+        if qp.ack_wait == AckWait::Waits {
+            // Where one came, the next may follow.
+            self.held_for = (now.since(self.held_since) + ACK_PATIENCE).min(ACK_SPAN);
+        }
         self.settle(bth.dest_qpn);
     }
 
@@ -135,8 +142,10 @@ impl Device {
                 if may_wait {
                     qp.ack_wait = AckWait::Waits;
                     qp.end_turn(shared.budgets);
+                    if self.held.is_empty() {
+                        (self.held_since, self.held_for) = (now, ACK_PATIENCE);
+                    }
                     self.held.push_back(qpn);
-                    self.held_since = now;
                     continue;
                 }
                 qp.acknowledged_at = now;
@@ -207,7 +216,7 @@ impl Device {
 
     /// Whether acknowledgements that waited are to leave now.
     pub fn owes(&self, now: Time, acks: Acks) -> bool {
-        !self.held.is_empty() && (acks == Acks::Send || self.held_since + ACK_PATIENCE <= now)
+        !self.held.is_empty() && (acks == Acks::Send || self.held_since + self.held_for <= now)
     }
 
     /// Whether [`Device::transmit`] has nothing to do but acknowledge.

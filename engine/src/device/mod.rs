@@ -19,6 +19,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroce_wire::PathMtu;
 use rand_chacha::ChaCha12Rng;
@@ -80,6 +81,8 @@ pub struct Device {
     /// QPs that have nothing but an acknowledgement to send, which waits since `held_since`.
     held: VecDeque<u32>,
     held_since: Time,
+    /// How long it waits while the application polls.
+    held_for: Duration,
     /// QPs whose next packet found no room where it goes, when the link was last asked.
     busy: VecDeque<u32>,
     busy_since: Time,
@@ -122,6 +125,7 @@ impl Device {
             ready: VecDeque::new(),
             held: VecDeque::new(),
             held_since: Time::ZERO,
+            held_for: Duration::ZERO,
             busy: VecDeque::new(),
             busy_since: Time::ZERO,
             partings: Vec::new(),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::clock;
 use crate::device::{Acks, Device, Progress};
 use crate::link::Link;
 use crate::time::Time;
@@ -13,6 +14,8 @@ const TURNS: usize = 4;
 
 /// A system call that sends takes about this long: within that time after one, posts need not make another at once.
 const RING_PAUSE: Duration = Duration::from_micros(5);
+/// So many packets that it takes longer: then the time counts from its end.
+const MANY: u64 = 8;
 /// Packets that leave without any that comes, after which who is to take them may have the CPU: no receive ring has room
 /// for what a program can send in a slice of time, and on UC and UD what finds none is lost.
 const MOST_UNHEARD: u64 = 256;
@@ -160,16 +163,20 @@ impl Core {
     fn flush(&mut self, now: Time) -> bool {
         self.unsent_posts = 0;
         let sent = self.device.sent();
-        if sent != self.sent {
+        let new = sent - self.sent;
+        if new > 0 {
             (self.sent, self.sent_at) = (sent, now);
         }
-        let sent = self.link.flush().unwrap_or_else(|error| {
+        let all = self.link.flush().unwrap_or_else(|error| {
             // Lost packets are the transport's business; its timers will notice.
             tracing::debug!("transmit: {error}");
             true
         });
-        self.blocked = !sent;
-        sent
+        self.blocked = !all;
+        if new >= MANY {
+            self.sent_at = clock::now();
+        }
+        all
     }
 
     /// Whether packets wait for the link to become writable.

@@ -29,6 +29,13 @@ const NAP: Duration = Duration::from_millis(1);
 /// An application that armed a CQ less than this ago is taken to sleep on events: the helper then always listens.
 const EVENT_MODE: Duration = Duration::from_millis(10);
 
+/// Who slept shorter than that looks that long for more before it sleeps again: a wake-up costs whoever sends as much as
+/// some packets do.
+const PATIENCE: Duration = Duration::from_micros(20);
+
+/// Pauses of the processor between two looks in vain, in which others find the lock free.
+const PAUSES: usize = 32;
+
 /// What the application's threads tell the helper, and when it sleeps.
 pub(super) struct Pulse {
     /// When the application last polled, in nanoseconds.
@@ -136,7 +143,13 @@ impl Helper {
         let blocked = signals::block_all();
         let thread = std::thread::Builder::new()
             .name("ferroce".to_owned())
-            .spawn(move || Run { shared }.run());
+            .spawn(move || {
+                Run {
+                    shared,
+                    hurries: false,
+                }
+                .run()
+            });
         signals::restore(&blocked);
         Ok(Helper {
             thread: Mutex::new(Some(thread?)),
@@ -158,6 +171,8 @@ impl Helper {
 /// The state of the running thread.
 struct Run {
     shared: Arc<Shared>,
+    /// The last sleep was a short one.
+    hurries: bool,
 }
 
 impl Run {
@@ -174,11 +189,18 @@ impl Run {
 
     /// Does the engine's work until no packet comes any more.
     fn round(&self) {
+        let mut last = clock::now();
         loop {
+            let now = clock::now();
             let mut core = self.shared.core.lock();
-            let received = core.round(clock::now(), Acks::Send);
+            let received = core.round(now, Acks::Send);
             self.shared.settle(&mut core);
-            if !received {
+            drop(core);
+            if received {
+                last = now;
+            } else if self.hurries && now.since(last) < PATIENCE {
+                (0..PAUSES).for_each(|_| std::hint::spin_loop());
+            } else {
                 return;
             }
         }
@@ -231,6 +253,7 @@ impl Run {
             }
         }
         pulse.announce(Some(Time::ZERO), false, false);
+        self.hurries = nap.is_none() && clock::now().since(now) < PATIENCE;
     }
 
     /// Takes what the daemon has to say.

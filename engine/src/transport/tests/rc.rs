@@ -540,7 +540,7 @@ fn acknowledgements_of_a_stream_stand_for_many() {
     let mut pair = Pair::new(&Setup::default());
     let micros = std::time::Duration::from_micros;
     pair.b.now = pair.b.now + micros(1_000_000);
-    for i in 0..8 {
+    for i in 0..40 {
         pair.b.recv(i, 100);
     }
     let acks_after = |pair: &mut Pair, time: u64| {
@@ -553,12 +553,18 @@ fn acknowledgements_of_a_stream_stand_for_many() {
     // Who waits for each acknowledgement gets it at once.
     assert_eq!(acks_after(&mut pair, 0).len(), 1);
     assert_eq!(acks_after(&mut pair, 10).len(), 1);
-    // Who does not, gets one for what comes in some microseconds.
+    // Who does not, gets one for what comes before it pauses for some microseconds, ...
     for time in [2, 1, 2] {
         assert!(acks_after(&mut pair, time).is_empty());
     }
-    pair.b.now = pair.b.now + micros(2);
+    pair.b.now = pair.b.now + micros(3);
+    assert!(pair.b.sent_unless_alone().is_empty());
+    pair.b.now = pair.b.now + micros(1);
     let sent = pair.b.sent_unless_alone();
     assert_eq!((sent.len(), sent[0].ack().2), (1, 5));
     assert_eq!(acks_after(&mut pair, 10).len(), 1);
+    // ... or one now and then if it does not pause.
+    let sent: Vec<_> = (0..20).flat_map(|_| acks_after(&mut pair, 3)).collect();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].ack().2, 6 + 12);
 }

@@ -19,9 +19,9 @@ const PROGRAMS: u16 = 32;
 const MAX_QUEUES: u16 = 64;
 /// Entries of a transmit ring, and so packets of a program that are under way at most.
 const TX_RING: u32 = 256;
-/// The same where a queue of the driver holds 256 packets of all senders together, and drops what finds no room there. As
-/// long as nobody takes any from it, four programs are not too many for it.
-const VETH_TX_RING: u32 = 64;
+/// The same where the driver has a queue of 256 packets for all senders together, and drops what finds no room there (a
+/// little less, as it takes packets out in batches).
+const VETH_TX_RING: u32 = 128;
 /// Entries of a receive ring, where there are few of them: what comes in some milliseconds, for which a program may well
 /// be off its CPU. On UC and UD nobody repeats what a full ring has no room for.
 const RX_RING: u32 = 4096;
@@ -347,7 +347,7 @@ mod tests {
             kind: Some("veth".into()),
             ..nic()
         };
-        assert_eq!(geometry(&none, &veth, 1).unwrap().tx_ring, 64);
+        assert_eq!(geometry(&none, &veth, 1).unwrap().tx_ring, 128);
         assert_eq!(plan(&none, 1774, 1).chunk, 2048);
         assert_eq!(plan(&none, 1775, 1).chunk, 4096);
         assert_eq!(plan(&none, 9000, 1).chunk, 4096);
