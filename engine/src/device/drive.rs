@@ -142,10 +142,8 @@ impl Device {
                 if may_wait {
                     qp.ack_wait = AckWait::Waits;
                     qp.end_turn(shared.budgets);
-                    if self.held.is_empty() {
-                        (self.held_since, self.held_for) = (now, ACK_PATIENCE);
-                    }
                     self.held.push_back(qpn);
+                    (self.held_since, self.held_for) = (now, ACK_PATIENCE);
                     continue;
                 }
                 qp.acknowledged_at = now;
