@@ -42,10 +42,10 @@ use crate::memory::Fault;
 
 /// Rounds between looks at a UDP socket where nothing happens: a look is a system call, a round in vain is next to nothing.
 const UDP_REST: u32 = 512;
-/// Frames that a window has at most.
-const MOST_IN_FLIGHT: u32 = 512;
 /// Rounds with a look each, once something happened there.
 const UDP_ACTIVE: u32 = 8192;
+/// Frames that a window has at most.
+const MOST_IN_FLIGHT: u32 = 512;
 
 /// Asks for the next hop from an own address to another; false if that has to be tried again.
 pub type Ask = Box<dyn Fn(IpAddr, IpAddr) -> bool + Send>;

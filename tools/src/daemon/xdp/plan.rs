@@ -14,7 +14,7 @@ use crate::daemon::sys;
 use crate::netlink::{Interface, Interfaces};
 
 /// Programs that can use a device, unless the user says otherwise.
-const PROGRAMS: u16 = 32;
+const PROGRAMS: u16 = 16;
 /// Most queues of an interface that a port serves.
 const MAX_QUEUES: u16 = 64;
 /// Entries of a transmit ring, and so packets of a program that are under way at most.
@@ -22,12 +22,9 @@ const TX_RING: u32 = 256;
 /// The same where the driver has a queue of 256 packets for all senders together, and drops what finds no room there (a
 /// little less, as it takes packets out in batches).
 const VETH_TX_RING: u32 = 128;
-/// Entries of a receive ring, where there are few of them: what comes in a millisecond or more, for which a program may
-/// well be off its CPU. On UC and UD nobody repeats what a full ring has no room for.
-const RX_RING: u32 = 1024;
-/// The same for this many programs or fewer: twice the time with no more memory.
-const FEW_PROGRAMS: u16 = 16;
-const FEW_RX_RING: u32 = 2048;
+/// Entries of a receive ring, where there are few of them: what comes in some milliseconds, for which a program may well
+/// be off its CPU, and a message of 1 MiB at path MTU 1024 even then. On UC and UD nobody repeats what finds no room.
+const RX_RING: u32 = 2048;
 /// Entries of a receive ring, however many there are.
 const LEAST_RX_RING: u32 = 64;
 /// Entries of all receive rings together, beyond which rings are made smaller: each stands for a frame of memory.
@@ -133,11 +130,7 @@ pub fn geometry(options: &XdpOptions, interface: &Interface, queues: u16) -> Res
         Some(chunk @ (2048 | 4096)) => chunk,
         Some(other) => return Err(bad("chunk", other, "2048 or 4096")),
     };
-    let mut rx_ring = if seats <= FEW_PROGRAMS {
-        FEW_RX_RING
-    } else {
-        RX_RING
-    };
+    let mut rx_ring = RX_RING;
     while rx_ring > LEAST_RX_RING && rx_ring * u32::from(queues) * u32::from(seats) > MAX_ENTRIES {
         rx_ring /= 2;
     }
@@ -348,7 +341,7 @@ mod tests {
                 usual.rx_ring,
                 usual.tx_ring
             ),
-            (2048, 1, 32, 1024, 256)
+            (2048, 1, 16, 2048, 256)
         );
         let veth = Interface {
             kind: Some("veth".into()),
@@ -372,7 +365,7 @@ mod tests {
                 assert!(made.rx_ring == 64 || entries <= MAX_ENTRIES);
             }
         }
-        assert_eq!(plan(&none, 1500, 8).rx_ring, 256);
+        assert_eq!(plan(&none, 1500, 8).rx_ring, 512);
         let fewer = XdpOptions {
             queues: Some(2),
             chunk: Some(4096),
