@@ -153,7 +153,7 @@ fn device_in_xdp_mode_takes_the_place_of_the_automatic_one_and_gives_it_back() {
     assert!(info.driver, "veth runs XDP programs itself");
     assert!(!info.features.zerocopy);
     let geometry = info.geometry;
-    assert_eq!((geometry.queues, geometry.seats, geometry.chunk), (2, 32, 2048));
+    assert_eq!((geometry.queues, geometry.seats, geometry.chunk), (2, 16, 2048));
     // The table of RoCE v2 is where it was, and v1 behind it.
     let gids = link("rdma0").unwrap().device.gids;
     assert_eq!(
