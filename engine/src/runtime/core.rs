@@ -110,19 +110,15 @@ impl Core {
     /// As [`Core::transmit`] after a post. Packets leave at once, but where some have left a moment ago, and `polls` says
     /// that the application will be back at once to poll, those of several posts leave together, or with that poll.
     pub(super) fn transmit_posted(&mut self, now: Time, polls: bool) {
-        if !self.give_to_link(now, Acks::MayWait) {
-            return;
-        }
         let waits = polls
             && !self.blocked
             && self.unsent_posts < MOST_POSTS
-            && now.since(self.sent_at) < RING_PAUSE
-            && self.sent != self.device.sent();
+            && now.since(self.sent_at) < RING_PAUSE;
         if waits {
             self.unsent_posts += 1;
             self.more = true;
         } else {
-            self.flush(now);
+            self.transmit(now, Acks::MayWait);
         }
     }
 
