@@ -63,12 +63,13 @@ pub struct Steering {
     sockets: Map,
     slots: Map,
     addresses: Map,
+    first: Map,
     drops: Map,
 }
 
 impl Steering {
     /// Number of [`Steering::fds`].
-    pub const FDS: usize = 6;
+    pub const FDS: usize = 7;
 
     /// Loads the program and attaches it. It passes everything on until it is told of slots and addresses; packets for
     /// slot 0 are the kernel's.
@@ -79,23 +80,26 @@ impl Steering {
     /// an MTU that is too large, ENOSPC for too few queues.
     pub fn attach(ifindex: u32, queues: u16, attach: Attach) -> io::Result<Self> {
         raise_memory_limit();
-        let (sockets, slots, addresses, drops) = (
+        let (sockets, slots, addresses, first, drops) = (
             Map::create(
                 "ferroce_sockets",
                 sockets_shape(u32::from(queues) * program::SLOTS),
             )?,
             Map::create("ferroce_slots", SLOTS)?,
             Map::create("ferroce_address", OWN_ADDRESSES)?,
+            Map::create("ferroce_first", FIRST_ADDRESSES)?,
             Map::create("ferroce_drops", DROPS)?,
         );
         let fds = MapFds {
             sockets: sockets.as_fd().as_raw_fd(),
             slots: slots.as_fd().as_raw_fd(),
             addresses: addresses.as_fd().as_raw_fd(),
+            first: first.as_fd().as_raw_fd(),
             drops: drops.as_fd().as_raw_fd(),
         };
         let program = load(&fds, queues)?;
         slots.set(&0u32.to_ne_bytes(), &program::KERNEL.to_ne_bytes())?;
+        set_first(&first, &BTreeSet::new())?;
         let mode = match attach {
             Attach::Driver => sys::XDP_FLAGS_DRV_MODE,
             Attach::Generic => sys::XDP_FLAGS_SKB_MODE,
@@ -107,6 +111,7 @@ impl Steering {
             sockets,
             slots,
             addresses,
+            first,
             drops,
         })
     }
@@ -118,7 +123,7 @@ impl Steering {
     pub fn inherit(fds: Vec<OwnedFd>) -> io::Result<Self> {
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
         let fds: [OwnedFd; Self::FDS] = fds.try_into().map_err(|_| wrong())?;
-        let [link, program, sockets, slots, addresses, drops] = fds;
+        let [link, program, sockets, slots, addresses, first, drops] = fds;
         let attached = sys::link_info(link.as_fd())?;
         let loaded = sys::program_info(program.as_fd())?;
         if attached.kind != sys::LINK_TYPE_XDP
@@ -132,6 +137,7 @@ impl Steering {
             sockets: Map::adopt_any(sockets, sockets_shape)?,
             slots: Map::adopt(slots, SLOTS)?,
             addresses: Map::adopt(addresses, OWN_ADDRESSES)?,
+            first: Map::adopt(first, FIRST_ADDRESSES)?,
             drops: Map::adopt(drops, DROPS)?,
             link,
             program,
@@ -140,6 +146,7 @@ impl Steering {
             &steering.sockets,
             &steering.slots,
             &steering.addresses,
+            &steering.first,
             &steering.drops,
         ];
         let entries = steering.sockets.entries();
@@ -163,6 +170,7 @@ impl Steering {
             self.sockets.as_fd(),
             self.slots.as_fd(),
             self.addresses.as_fd(),
+            self.first.as_fd(),
             self.drops.as_fd(),
         ]
     }
@@ -215,6 +223,7 @@ impl Steering {
             .filter(|ip| !ip.is_multicast() && !ip.is_unspecified())
             .map(|ip| key_of(*ip))
             .collect();
+        set_first(&self.first, &wanted)?;
         let mut present = BTreeSet::new();
         for key in self.addresses.keys()? {
             match <[u8; 16]>::try_from(&key[..]) {
@@ -265,12 +274,27 @@ const OWN_ADDRESSES: Shape = Shape {
     value: PRESENT.len() as u32,
     entries: ADDRESSES,
 };
+const FIRST_ADDRESSES: Shape = Shape {
+    kind: MapKind::Array,
+    key: 4,
+    value: program::FIRST * program::ADDRESS_LEN,
+    entries: 1,
+};
 const DROPS: Shape = Shape {
     kind: MapKind::PerCpuArray,
     key: 4,
     value: 8,
     entries: program::REASONS,
 };
+
+/// Sets the addresses that are looked at first; where there are fewer, some of them twice.
+fn set_first(first: &Map, addresses: &BTreeSet<[u8; 16]>) -> io::Result<()> {
+    // What is no address of a device: a group.
+    const NONE: [u8; 16] = [0xff; 16];
+    let known = addresses.iter().cycle().chain(std::iter::repeat(&NONE));
+    let value: Vec<u8> = known.take(program::FIRST as usize).flatten().copied().collect();
+    first.set(&0u32.to_ne_bytes(), &value)
+}
 
 /// Loads the program.
 fn load(maps: &MapFds, queues: u16) -> io::Result<OwnedFd> {

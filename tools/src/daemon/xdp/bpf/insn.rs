@@ -14,8 +14,10 @@ mod code {
     pub const CALL: u8 = 0x85;
     pub const EXIT: u8 = 0x95;
 }
-/// In the source register of [`code::LD_IMM64`]: the constant is the descriptor of a map.
+/// In the source register of [`code::LD_IMM64`]: the constant is the descriptor of a map, or stands for the address of the
+/// only value of one.
 const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
 
 /// An instruction as the kernel takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,7 @@ pub enum Op {
     Add = 0x00,
     Sub = 0x10,
     Or = 0x40,
+    And = 0x50,
     Shl = 0x60,
     Shr = 0x70,
     Mov = 0xb0,
@@ -169,14 +172,23 @@ impl Assembler {
 
     /// `dst` becomes the map of a descriptor.
     pub fn load_map(&mut self, dst: Reg, fd: i32) {
-        let registers = pack(dst as u8, PSEUDO_MAP_FD);
+        self.load_of_map(PSEUDO_MAP_FD, dst, fd);
+    }
+
+    /// `dst` becomes the address of the only value of a map (since Linux 5.2).
+    pub fn load_value(&mut self, dst: Reg, fd: i32) {
+        self.load_of_map(PSEUDO_MAP_VALUE, dst, fd);
+    }
+
+    fn load_of_map(&mut self, what: u8, dst: Reg, fd: i32) {
+        let registers = pack(dst as u8, what);
         self.program.push(Insn {
             code: code::LD_IMM64,
             registers,
             offset: 0,
             immediate: fd,
         });
-        // The upper half of the constant.
+        // The upper half of the constant: where in the value.
         self.push(0, Reg::R0, Reg::R0, 0, 0);
     }
 

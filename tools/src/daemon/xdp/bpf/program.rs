@@ -61,7 +61,7 @@ const CTX: Reg = R6;
 /// ... as if no tag were in it ...
 const FRAME: Reg = R7;
 const END: Reg = R8;
-/// ... and how many bytes it has behind its Ethernet header; later, how it travelled.
+/// ... and how many bytes of it its IP header tells of; later, how it travelled.
 const LEN: Reg = R9;
 const KIND: Reg = R9;
 
@@ -74,9 +74,15 @@ const V1: i32 = 1;
 /// by its UDP socket, in their order.
 const V2_OF_SOCKET: i32 = 2;
 
-/// On the stack: an address of 16 bytes, and a number.
+/// On the stack: an address of 16 bytes, a number, and the bytes of the tag.
 const ADDRESS: i16 = -16;
 const NUMBER: i16 = -20;
+const TAG: i16 = -24;
+
+/// Addresses that are compared before the map of all of them is asked, which takes as long as all the rest.
+pub const FIRST: u32 = 4;
+/// Bytes of one in the maps.
+pub const ADDRESS_LEN: u32 = 16;
 
 /// The descriptors of the maps.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +93,8 @@ pub struct MapFds {
     pub slots: i32,
     /// The device's addresses, IPv4 ones mapped.
     pub addresses: i32,
+    /// The [`FIRST`] of these, one behind the other.
+    pub first: i32,
     /// Counters by reason.
     pub drops: i32,
 }
@@ -102,12 +110,10 @@ pub fn assemble(maps: &MapFds, queues: u16) -> Result<Vec<Insn>, AssembleError> 
     let (ipv4, ipv6, v1, untagged) = (asm.label(), asm.label(), asm.label(), asm.label());
 
     asm.mov(CTX, R1);
-    asm.call(XDP_GET_BUFF_LEN);
-    asm.mov(LEN, R0);
+    asm.store(Size::B4, R10, TAG, 0);
     asm.load(Size::B4, FRAME, CTX, DATA);
     asm.load(Size::B4, END, CTX, DATA_END);
     reach(&mut asm, ETHERNET, all.pass);
-    asm.op(Op::Sub, LEN, i32::from(ETHERNET));
     asm.load(Size::B1, R2, FRAME, 0);
     asm.jump_if(If::Set, R2, 1, all.pass);
     asm.load_be16(R2, FRAME, 12);
@@ -118,7 +124,7 @@ pub fn assemble(maps: &MapFds, queues: u16) -> Result<Vec<Insn>, AssembleError> 
     asm.jump_if(If::Set, R3, 0xfff, all.pass);
     asm.load_be16(R2, FRAME, ETHERNET + 2);
     asm.op(Op::Add, FRAME, VLAN);
-    asm.op(Op::Sub, LEN, VLAN);
+    asm.store(Size::B4, R10, TAG, VLAN);
     asm.here(untagged);
     asm.jump_if(If::Eq, R2, 0x0800, ipv4);
     asm.jump_if(If::Eq, R2, 0x86dd, ipv6);
@@ -153,13 +159,45 @@ fn reach(asm: &mut Assembler, bytes: i16, otherwise: Label) {
     asm.jump_if(If::Gt, R2, END, otherwise);
 }
 
+/// Goes on if the frame has the bytes in [`LEN`] behind its Ethernet header. One of several buffers, whose end is not that of
+/// the first, is measured by the kernel.
+fn need_len(asm: &mut Assembler, all: &Places) {
+    let enough = asm.label();
+    // What the verifier does not know of numbers in network byte order.
+    asm.op(Op::And, LEN, 0x1_ffff);
+    asm.mov(R3, FRAME);
+    asm.op(Op::Add, R3, i32::from(ETHERNET));
+    asm.op(Op::Add, R3, LEN);
+    asm.jump_if(If::Ge, END, R3, enough);
+    asm.mov(R1, CTX);
+    asm.call(XDP_GET_BUFF_LEN);
+    asm.op(Op::Sub, R0, i32::from(ETHERNET));
+    asm.load(Size::B4, R1, R10, TAG);
+    asm.op(Op::Sub, R0, R1);
+    asm.jump_if(If::Gt, LEN, R0, all.bad_length);
+    asm.here(enough);
+}
+
 /// Goes on if the address on the stack is one of the device's. Groups are not among these.
 fn need_own_address(asm: &mut Assembler, maps: &MapFds, all: &Places) {
+    let own = asm.label();
+    asm.load_value(R1, maps.first);
+    asm.load(Size::B8, R2, R10, ADDRESS);
+    asm.load(Size::B8, R3, R10, ADDRESS + 8);
+    for at in (0..FIRST * ADDRESS_LEN).step_by(ADDRESS_LEN as usize) {
+        let another = asm.label();
+        asm.load(Size::B8, R4, R1, at as i16 + 8);
+        asm.jump_if(If::Ne, R4, R3, another);
+        asm.load(Size::B8, R4, R1, at as i16);
+        asm.jump_if(If::Eq, R4, R2, own);
+        asm.here(another);
+    }
     asm.load_map(R1, maps.addresses);
     asm.mov(R2, R10);
     asm.op(Op::Add, R2, i32::from(ADDRESS));
     asm.call(MAP_LOOKUP_ELEM);
     asm.jump_if(If::Eq, R0, 0, all.pass);
+    asm.here(own);
 }
 
 /// Takes the slot out of the BTH there.
@@ -198,12 +236,12 @@ fn from_ipv4(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     asm.load(Size::B4, R2, FRAME, ETHERNET + 16);
     asm.store(Size::B4, R10, ADDRESS + 12, R2);
     need_own_address(asm, maps, all);
-    asm.load_be16(R2, FRAME, ETHERNET + 2);
-    asm.jump_if(If::Gt, R2, LEN, all.bad_length);
+    asm.load_be16(LEN, FRAME, ETHERNET + 2);
+    need_len(asm, all);
     asm.load_be16(R3, FRAME, udp + 4);
     asm.jump_if(If::Lt, R3, i32::from(UDP + BTH + ICRC), all.bad_length);
-    asm.op(Op::Sub, R2, i32::from(IPV4));
-    asm.jump_if(If::Ne, R2, R3, all.bad_length);
+    asm.op(Op::Sub, LEN, i32::from(IPV4));
+    asm.jump_if(If::Ne, LEN, R3, all.bad_length);
     take_slot_behind_udp(asm, udp, all);
 }
 
@@ -232,8 +270,9 @@ fn from_ipv6(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     asm.load_be16(R3, FRAME, udp + 4);
     asm.jump_if(If::Lt, R3, i32::from(UDP + BTH + ICRC), all.bad_length);
     asm.jump_if(If::Ne, R2, R3, all.bad_length);
-    asm.op(Op::Add, R2, i32::from(IPV6));
-    asm.jump_if(If::Gt, R2, LEN, all.bad_length);
+    asm.mov(LEN, R2);
+    asm.op(Op::Add, LEN, i32::from(IPV6));
+    need_len(asm, all);
     take_slot_behind_udp(asm, udp, all);
 }
 
@@ -243,10 +282,10 @@ fn from_v1(asm: &mut Assembler, maps: &MapFds, all: &Places) {
     need_version_6(asm, NEXT_HEADER_IBA, all);
     copy_destination(asm);
     need_own_address(asm, maps, all);
-    asm.load_be16(R2, FRAME, ETHERNET + 4);
-    asm.jump_if(If::Lt, R2, i32::from(BTH + ICRC), all.bad_length);
-    asm.op(Op::Add, R2, i32::from(IPV6));
-    asm.jump_if(If::Gt, R2, LEN, all.bad_length);
+    asm.load_be16(LEN, FRAME, ETHERNET + 4);
+    asm.jump_if(If::Lt, LEN, i32::from(BTH + ICRC), all.bad_length);
+    asm.op(Op::Add, LEN, i32::from(IPV6));
+    need_len(asm, all);
     take_slot(asm, ETHERNET + IPV6, V1, all);
 }
 
