@@ -294,12 +294,20 @@ impl Device {
     /// When [`Device::handle_timeouts`] and [`Device::transmit`] should be called at the latest; they may find nothing to
     /// do then.
     pub fn next_deadline(&self) -> Option<Time> {
+        self.deadlines().min()
+    }
+
+    /// Whether [`Device::next_deadline`] is not in the future.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.deadlines().any(|deadline| deadline <= now)
+    }
+
+    fn deadlines(&self) -> impl Iterator<Item = Time> {
         let alarm = self.alarms.peek().map(|Reverse((time, _))| *time);
         let held = (!self.held.is_empty()).then_some(self.held_since + ACK_HOLD);
         let cq_alarm = self.cq_alarms.peek().map(|Reverse((time, _))| *time);
         let busy = self.is_busy().then_some(self.busy_since + BUSY_PAUSE);
-        let all = [alarm, held, cq_alarm, busy];
-        all.into_iter().flatten().min()
+        [alarm, held, cq_alarm, busy].into_iter().flatten()
     }
 
     /// Counters by name.

@@ -22,6 +22,17 @@ const MOST_UNHEARD: u64 = 256;
 /// Posts in a row that wait for one another at most.
 const MOST_POSTS: u32 = 32;
 
+/// What came of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Round {
+    /// Nothing has changed.
+    Nothing,
+    /// No packet came, but there were timers, or something to send.
+    Sent,
+    /// Packets came.
+    Received,
+}
+
 /// The device and its link.
 pub(super) struct Core {
     pub(super) device: Device,
@@ -56,8 +67,8 @@ impl Core {
         }
     }
 
-    /// One round: packets in, due timers, everything ready out. Says whether any packet came.
-    pub(super) fn round(&mut self, now: Time, acks: Acks) -> bool {
+    /// One round: packets in, due timers, everything ready out.
+    pub(super) fn round(&mut self, now: Time, acks: Acks) -> Round {
         let device = &mut self.device;
         let received = match self.link.receive(&mut |packet| device.receive(now, packet)) {
             Ok(count) => count > 0,
@@ -66,7 +77,7 @@ impl Core {
                 false
             }
         };
-        let due = device.next_deadline().is_some_and(|deadline| deadline <= now);
+        let due = device.is_due(now);
         if due {
             device.handle_timeouts(now);
         }
@@ -75,10 +86,10 @@ impl Core {
             self.heard = self.device.sent();
         } else if !due && self.is_quiet() && !self.device.owes(now, acks) && self.unsent_posts == 0 {
             // Whoever polls sees this most of the time.
-            return false;
+            return Round::Nothing;
         }
         self.transmit(now, acks);
-        received
+        if received { Round::Received } else { Round::Sent }
     }
 
     /// Whether much was sent and nothing was received; then it begins anew.
@@ -321,7 +332,7 @@ mod tests {
         let all = len as usize / 256;
         let mut sent = 0;
         while sent < all {
-            assert!(!core.round(now, Acks::Send));
+            assert_ne!(core.round(now, Acks::Send), Round::Received);
             let new = packets.0.load(Ordering::Relaxed);
             assert!(sent < new && new - sent <= all / 2, "{new} after {sent}");
             sent = new;

@@ -20,6 +20,7 @@ use crate::device::Acks;
 use crate::time::Time;
 use crate::verbs::AsyncEvent;
 
+use super::core::Round;
 use super::{Shared, clock};
 use crate::signals;
 
@@ -193,7 +194,7 @@ impl Run {
         loop {
             let now = clock::now();
             let mut core = self.shared.core.lock();
-            let received = core.round(now, Acks::Send);
+            let received = core.round(now, Acks::Send) == Round::Received;
             self.shared.settle(&mut core);
             drop(core);
             if received {

@@ -37,7 +37,7 @@ use crate::queue::Cq;
 use crate::time::Time;
 use crate::verbs::{Access, Advice, AsyncEvent, Sge, VerbsError};
 
-use self::core::Core;
+use self::core::{Core, Round};
 use self::ends::Ends;
 pub use self::guest::Guest;
 use self::helper::Helper;
@@ -354,8 +354,9 @@ impl Engine {
         let Some(mut core) = self.shared.core.try_lock() else {
             return;
         };
-        core.round(now, Acks::MayWait);
-        self.shared.settle(&mut core);
+        if core.round(now, Acks::MayWait) != Round::Nothing {
+            self.shared.settle(&mut core);
+        }
         let idles = core.idles(now, YIELD_AFTER);
         drop(core);
         if idles {

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::net::SendFlags;
+
 use super::memory::{Mapping, Umem};
 use super::port::PortError;
 use super::ring::{CompletionRing, FillRing, Offsets, RxRing, TxRing, addresses_len, descriptors_len};
@@ -276,22 +278,8 @@ fn places(ring: &libc::xdp_ring_offset) -> Offsets {
 /// Has the kernel send what is in the transmit ring.
 #[inline]
 pub(super) fn kick_transmit(socket: &OwnedFd) -> io::Result<()> {
-    // SAFETY: nothing is read or written.
-    let done = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            std::ptr::null(),
-            0,
-            libc::MSG_DONTWAIT,
-            std::ptr::null(),
-            0,
-        )
-    };
-    if done >= 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    rustix::net::send(socket, &[], SendFlags::DONTWAIT)?;
+    Ok(())
 }
 
 /// Has the kernel look into the fill ring.
