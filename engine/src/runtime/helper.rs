@@ -180,20 +180,26 @@ impl Run {
     fn run(mut self) {
         self.control();
         while !self.shared.pulse.stop.load(Ordering::SeqCst) {
-            let nap = self.shared.pulse.nap(clock::now());
-            if nap.is_none() {
-                self.round();
-            }
+            let nap = self.round();
             self.sleep(nap);
         }
     }
 
-    /// Does the engine's work until no packet comes any more.
-    fn round(&self) {
+    /// Does the engine's work until no packet comes any more, or the application polls by itself: then it gives until when
+    /// it is left alone. Two who work at it would wait for one another, on one CPU for slices of time.
+    fn round(&self) -> Option<Time> {
         let mut last = clock::now();
         loop {
-            let now = clock::now();
+            let polls = || self.shared.pulse.nap(clock::now());
+            if let Some(until) = polls() {
+                return Some(until);
+            }
             let mut core = self.shared.core.lock();
+            // Who had the lock may have been at this.
+            if let Some(until) = polls() {
+                return Some(until);
+            }
+            let now = clock::now();
             let received = core.round(now, Acks::Send) == Round::Received;
             self.shared.settle(&mut core);
             drop(core);
@@ -202,7 +208,7 @@ impl Run {
             } else if self.hurries && now.since(last) < PATIENCE {
                 (0..PAUSES).for_each(|_| std::hint::spin_loop());
             } else {
-                return;
+                return None;
             }
         }
     }

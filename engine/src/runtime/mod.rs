@@ -356,6 +356,8 @@ impl Engine {
         };
         if core.round(now, Acks::MayWait) != Round::Nothing {
             self.shared.settle(&mut core);
+            // It may have taken longer than the helper has patience.
+            self.shared.pulse.driven(core.worked_at(now));
         }
         let idles = core.idles(now, YIELD_AFTER);
         drop(core);
