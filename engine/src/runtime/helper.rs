@@ -51,6 +51,8 @@ pub(super) struct Pulse {
     awaits_writable: AtomicBool,
     /// Whether packets wait for the application's next poll.
     owes: AtomicBool,
+    /// Whether the helper is at work, or waits for a CPU in the middle of it.
+    works: AtomicBool,
     stop: AtomicBool,
     wake: OwnedFd,
 }
@@ -64,6 +66,7 @@ impl Pulse {
             naps: AtomicBool::new(false),
             awaits_writable: AtomicBool::new(false),
             owes: AtomicBool::new(false),
+            works: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
@@ -72,6 +75,15 @@ impl Pulse {
     /// The application polls.
     pub(super) fn driven(&self, now: Time) {
         self.polled_at.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// The application was at work for so long, in which it could not poll.
+    pub(super) fn worked(&self, time: Duration) {
+        let polled_at = self.polled_at.load(Ordering::Relaxed);
+        if polled_at != 0 && !time.is_zero() {
+            self.polled_at
+                .store(polled_at + time.as_nanos() as u64, Ordering::Relaxed);
+        }
     }
 
     /// Until when an application that polls by itself is left alone; `None` if it does not, or will soon sleep.
@@ -106,6 +118,11 @@ impl Pulse {
     /// Whether packets wait for the application's next poll.
     pub(super) fn owes(&self) -> bool {
         self.owes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the helper is at work: who polls can leave it the CPU, which may be what it waits for.
+    pub(super) fn works(&self) -> bool {
+        self.works.load(Ordering::Relaxed)
     }
 
     /// The transport next needs a round at `deadline`, or when the link is writable: wakes a helper that sleeps longer.
@@ -200,9 +217,11 @@ impl Run {
                 return Some(until);
             }
             let now = clock::now();
+            self.shared.pulse.works.store(true, Ordering::Relaxed);
             let received = core.round(now, Acks::Send) == Round::Received;
             self.shared.settle(&mut core);
             drop(core);
+            self.shared.pulse.works.store(false, Ordering::Relaxed);
             if received {
                 last = now;
             } else if self.hurries && now.since(last) < PATIENCE {
@@ -325,10 +344,15 @@ mod tests {
     fn naps_only_while_the_application_polls() {
         let pulse = Pulse::new().unwrap();
         let at = |ms| Time::ZERO + Duration::from_millis(ms);
+        pulse.worked(NAP);
         assert_eq!(pulse.nap(at(0)), None, "it never polled");
         pulse.driven(at(50));
         assert_eq!(pulse.nap(at(50)), Some(at(50) + NAP));
         assert_eq!(pulse.nap(at(50) + NAP), None);
+        // While it works it can't poll.
+        pulse.worked(NAP);
+        assert_eq!(pulse.nap(at(50) + NAP), Some(at(50) + 2 * NAP));
+        assert_eq!(pulse.nap(at(50) + 2 * NAP), None);
         // A single poll says nothing about the time after a long sleep.
         assert_eq!(pulse.nap(at(5000)), None);
     }

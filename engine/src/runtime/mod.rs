@@ -352,6 +352,9 @@ impl Engine {
         let now = clock::now();
         self.shared.pulse.driven(now);
         let Some(mut core) = self.shared.core.try_lock() else {
+            if self.shared.pulse.works() {
+                std::thread::yield_now();
+            }
             return;
         };
         if core.round(now, Acks::MayWait) != Round::Nothing {
@@ -489,6 +492,7 @@ impl Drop for Session<'_> {
         if !self.core.is_quiet() {
             let now = self.now();
             self.core.transmit_posted(now, self.shared.pulse.naps());
+            self.shared.pulse.worked(self.core.worked_at(now).since(now));
         }
         self.shared.settle(&mut self.core);
         if self.core.floods() {
