@@ -41,7 +41,7 @@ pub(super) struct Core {
     blocked: bool,
     /// Packets are ready that wait for the next round.
     more: bool,
-    /// Posts whose packets the link holds.
+    /// Posts that wait, in their send queues, for the next round or for more of their kind.
     unsent_posts: u32,
     /// When packets left last, and how many the device had given to the link by then.
     sent_at: Time,

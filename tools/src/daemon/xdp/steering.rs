@@ -287,7 +287,8 @@ const DROPS: Shape = Shape {
     entries: program::REASONS,
 };
 
-/// Sets the addresses that are looked at first; where there are fewer, some of them twice.
+/// Sets the addresses that are looked at first; where there are fewer, some of them twice. The program may see half of a
+/// change, for an instant: an address that it misses is in the map of all.
 fn set_first(first: &Map, addresses: &BTreeSet<[u8; 16]>) -> io::Result<()> {
     // What is no address of a device: a group.
     const NONE: [u8; 16] = [0xff; 16];
