@@ -29,7 +29,7 @@ use crate::link::xdp::port::Zerocopy;
 use crate::rdma_cm::{self, Answer, Command, Id, IdStatus, Keepsake};
 
 /// Version of the messages; both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Release of this build, shown when versions differ.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Name of the daemon's socket in the abstract namespace, which the kernel keeps per network namespace.
@@ -97,7 +97,7 @@ pub enum Request {
     /// List leases and ids; answered by one [`Reply::Process`] for each lease, [`Reply::CmProcess`] for the ids of each
     /// process, and [`Reply::StatusEnd`].
     Status,
-    /// A command of RDMA CM; answered by [`Reply::CmDone`]. The ids of a connection are destroyed when it is closed.
+    /// A command of RDMA CM; answered by [`CmAnswer`]. The ids of a connection are destroyed when it is closed.
     Cm {
         /// To be repeated in the answer.
         sequence: u32,
@@ -165,24 +165,8 @@ pub enum Reply {
         /// What the user should know of it, each one line.
         notes: Vec<String>,
     },
-    /// A command of RDMA CM was done, or failed.
-    CmDone {
-        /// The number that came with it.
-        sequence: u32,
-        /// What it gives.
-        result: Result<Answer, rdma_cm::Errno>,
-        /// To be kept from now on.
-        keepsakes: Vec<Keepsake>,
-    },
-    /// An event of RDMA CM.
-    CmEvent {
-        /// The event.
-        event: Box<rdma_cm::Event>,
-        /// To be kept from now on.
-        keepsakes: Vec<Keepsake>,
-    },
-    /// To be kept from now on.
-    CmKeepsakes(Vec<Keepsake>),
+    /// What is new of ids of RDMA CM.
+    CmNews(CmNews),
     /// The ids of [`Request::CmRestore`] go on, but for these.
     CmRestored {
         /// Ids that are lost.
@@ -190,6 +174,27 @@ pub enum Reply {
     },
     /// Not done.
     Refused(Refusal),
+}
+
+/// What is new of ids of RDMA CM. One message, as a daemon may die at any moment: a state that is kept without the event
+/// that it led to would never be told of again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmNews {
+    /// To be kept from now on.
+    pub keepsakes: Vec<Keepsake>,
+    /// A command was done, or failed.
+    pub answer: Option<CmAnswer>,
+    /// What happened since, the oldest first.
+    pub events: Vec<rdma_cm::Event>,
+}
+
+/// What a command of RDMA CM gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmAnswer {
+    /// The number that came with it.
+    pub sequence: u32,
+    /// What it gives.
+    pub result: Result<Answer, rdma_cm::Errno>,
 }
 
 /// One device in `ferroce link show`.

@@ -18,7 +18,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::ControlError;
 use super::client::io as io_error;
 use super::client::{ANSWER_TIMEOUT, Client, FIRST_PATIENCE, LAST_PATIENCE};
-use super::protocol::{self, MAX_MESSAGE, Reply, Request};
+use super::protocol::{self, CmAnswer, CmNews, MAX_MESSAGE, Reply, Request};
 use crate::rdma_cm::{self, Answer, Command, Event, Id, Keepsake};
 use crate::signals;
 
@@ -310,31 +310,19 @@ impl Inner {
     /// Sees to a message; false if the connection is of no use any more.
     fn take(&self, reply: Reply) -> bool {
         match reply {
-            Reply::CmDone {
-                sequence,
-                result,
+            Reply::CmNews(CmNews {
                 keepsakes,
-            } => {
-                let mut link = self.link.lock();
-                link.keep(keepsakes);
-                let Some(pending) = link.pending.remove(&sequence) else {
-                    // Nobody waited so long.
-                    if let Ok(Answer::Created(id)) = result
-                        && let Some(socket) = link.socket.clone()
-                    {
-                        let bytes = encode(sequence, &Command::Destroy { id });
-                        let _ = send_now(&socket, &bytes);
-                    }
-                    return true;
-                };
-                drop(link);
-                finish(pending.then, &pending.slot, result);
-            }
-            Reply::CmEvent { event, keepsakes } => {
+                answer,
+                events,
+            }) => {
                 self.link.lock().keep(keepsakes);
-                self.listener.event(*event);
+                if let Some(answer) = answer {
+                    self.answered(answer);
+                }
+                for event in events {
+                    self.listener.event(event);
+                }
             }
-            Reply::CmKeepsakes(keepsakes) => self.link.lock().keep(keepsakes),
             Reply::CmRestored { lost } => {
                 let mut link = self.link.lock();
                 for id in &lost {
@@ -356,6 +344,21 @@ impl Inner {
             _ => {}
         }
         true
+    }
+
+    /// Gives an answer to who waits for it.
+    fn answered(&self, CmAnswer { sequence, result }: CmAnswer) {
+        let mut link = self.link.lock();
+        if let Some(pending) = link.pending.remove(&sequence) {
+            drop(link);
+            finish(pending.then, &pending.slot, result);
+        } else if let Ok(Answer::Created(id)) = result
+            && let Some(socket) = link.socket.clone()
+        {
+            // Nobody waited so long.
+            let bytes = encode(sequence, &Command::Destroy { id });
+            let _ = send_now(&socket, &bytes);
+        }
     }
 
     /// The daemon behind this socket is gone.

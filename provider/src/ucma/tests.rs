@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ferroce_engine::control::protocol::{self, MAX_MESSAGE, Reply, Request};
+use ferroce_engine::control::protocol::{self, CmAnswer, CmNews, MAX_MESSAGE, Reply, Request};
 use ferroce_engine::rdma_cm::{
     Address, Answer, Details, Ece, EventKind, IdOption, Parameters, PathRecord, PortSpace, QpAttributes,
     QpKind, Route, TargetState,
@@ -76,11 +76,10 @@ fn serve(socket: &OwnedFd, note: &Sender<Command>, told: &Receiver<Result<Answer
             return;
         }
         if answered {
-            let reply = Reply::CmDone {
-                sequence,
-                result,
-                keepsakes: Vec::new(),
-            };
+            let reply = Reply::CmNews(CmNews {
+                answer: Some(CmAnswer { sequence, result }),
+                ..CmNews::default()
+            });
             protocol::send_message(socket, &reply, SendFlags::empty()).unwrap();
         }
     }
@@ -104,7 +103,7 @@ impl Daemon {
     }
 
     fn event(&self, id: Id, kind: EventKind, new_id: Option<Id>, membership: Option<u32>) {
-        let event = Box::new(Event {
+        let event = Event {
             id,
             kind,
             status: 0,
@@ -112,9 +111,11 @@ impl Daemon {
             ece: Ece::default(),
             new_id,
             membership,
+        };
+        let reply = Reply::CmNews(CmNews {
+            events: vec![event],
+            ..CmNews::default()
         });
-        let keepsakes = Vec::new();
-        let reply = Reply::CmEvent { event, keepsakes };
         protocol::send_message(&self.socket, &reply, SendFlags::empty()).unwrap();
     }
 }

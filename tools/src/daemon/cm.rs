@@ -10,23 +10,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_engine::control::DeviceInfo;
-use ferroce_engine::control::protocol::{MAX_MESSAGE, Reply};
-use ferroce_engine::rdma_cm::{Answer, Command, Errno, Id, IdStatus, Keepsake, Output, RdmaCm, Session};
+use ferroce_engine::control::protocol::{CmAnswer, Reply};
+use ferroce_engine::rdma_cm::{Command, Errno, Id, IdStatus, Keepsake, Output, RdmaCm, Session};
 use ferroce_engine::time::Time;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, info};
 
 use super::gsi::Gsi;
+use super::news::News;
 use super::resolve::{Outcome, Resolver};
 use crate::netlink::Interfaces;
 use crate::netlink::route::Query;
 
 /// How long programs of an earlier daemon have to come: they look for a new one about once a second.
 pub const RESTORE_TIME: Duration = Duration::from_secs(2);
-/// Bytes of keepsakes in one message: half of what one may have.
-const MAX_KEPT: usize = MAX_MESSAGE / 2;
-/// More than the bytes of a keepsake beside its state.
-const KEEPSAKE_HEADER: usize = 16;
 
 /// What sessions are to be told, in this order.
 pub type Letters = Vec<(Session, Reply)>;
@@ -37,8 +34,6 @@ pub struct ConnectionManager {
     gsi: Gsi,
     resolver: Resolver,
     sessions: BTreeSet<Session>,
-    /// Keepsakes that wait for what they belong to.
-    kept: BTreeMap<Session, BTreeMap<Id, Option<Vec<u8>>>>,
     /// Ways that were found at once.
     resolved: Vec<(u64, Outcome)>,
     restores: Vec<Restore>,
@@ -54,8 +49,7 @@ struct Restore {
 /// A command that is about to be answered.
 struct Pending {
     session: Session,
-    sequence: u32,
-    result: Result<Answer, Errno>,
+    answer: CmAnswer,
 }
 
 impl ConnectionManager {
@@ -69,7 +63,6 @@ impl ConnectionManager {
             gsi: Gsi::new(socket, same, start, time())?,
             resolver: Resolver::new()?,
             sessions: BTreeSet::new(),
-            kept: BTreeMap::new(),
             resolved: Vec::new(),
             restores: Vec::new(),
         })
@@ -105,21 +98,16 @@ impl ConnectionManager {
         let answered = !matches!(command, Command::Taken { .. });
         let result = self.cm.command(time(), session, command);
         debug!(session, sequence, ?result, "RDMA CM");
-        self.letters(answered.then_some(Pending {
-            session,
-            sequence,
-            result,
-        }))
+        let answer = CmAnswer { sequence, result };
+        self.letters(answered.then_some(Pending { session, answer }))
     }
 
     /// Answers a command that is not to be done.
     pub fn refuse(&mut self, session: Session, uid: u32, sequence: u32, error: Errno) -> Letters {
         self.open(session, uid);
-        self.letters(Some(Pending {
-            session,
-            sequence,
-            result: Err(error),
-        }))
+        let result = Err(error);
+        let answer = CmAnswer { sequence, result };
+        self.letters(Some(Pending { session, answer }))
     }
 
     /// Goes on with what a program had from an earlier daemon. What can't go on now is tried again until `patience` ends:
@@ -185,9 +173,7 @@ impl ConnectionManager {
         }
         self.restores.retain(|it| it.session != session);
         self.cm.close(time(), session);
-        let letters = self.letters(None);
-        self.kept.remove(&session);
-        letters
+        self.letters(None)
     }
 
     /// Takes MADs that have come.
@@ -266,23 +252,19 @@ impl ConnectionManager {
         all
     }
 
-    /// Does what [`RdmaCm`] wants, and gives what it has to say. An answer comes before all events for its session, with
-    /// the keepsakes that came before them.
+    /// Does what [`RdmaCm`] wants, and gives what it has to say: to each session in one message as a rule, the answer before
+    /// the events.
     fn letters(&mut self, mut pending: Option<Pending>) -> Letters {
-        let mut letters = Letters::new();
+        let mut all = BTreeMap::<Session, News>::new();
         loop {
             while let Some(output) = self.cm.poll() {
                 match output {
                     Output::Send { path, mad, .. } => self.gsi.send(path, mad),
-                    Output::Keepsake { session, keepsake } => self.keep(session, keepsake),
-                    Output::Event { session, event } => {
-                        if pending.as_ref().is_some_and(|it| it.session == session) {
-                            self.answer(pending.take(), &mut letters);
-                        }
-                        let keepsakes = self.take_kept(session, &mut letters);
-                        let event = Box::new(event);
-                        letters.push((session, Reply::CmEvent { event, keepsakes }));
+                    Output::Keepsake { session, keepsake } => {
+                        let states = &mut all.entry(session).or_default().states;
+                        states.insert(keepsake.id, keepsake.state);
                     }
+                    Output::Event { session, event } => all.entry(session).or_default().events.push(event),
                     Output::Resolve {
                         token,
                         source,
@@ -299,7 +281,7 @@ impl ConnectionManager {
                         match (self.resolver.start(token, query), &mut pending) {
                             // Only the command itself asks before it is answered.
                             (Some(Err(errno)), Some(pending)) => {
-                                pending.result = Err(errno);
+                                pending.answer.result = Err(errno);
                                 self.cm.resolve_failed(time(), token);
                             }
                             (outcome, _) => {
@@ -313,7 +295,9 @@ impl ConnectionManager {
                     }
                 }
             }
-            self.answer(pending.take(), &mut letters);
+            if let Some(Pending { session, answer }) = pending.take() {
+                all.entry(session).or_default().answer = Some(answer);
+            }
             if self.resolved.is_empty() {
                 break;
             }
@@ -321,54 +305,11 @@ impl ConnectionManager {
                 self.cm.resolved(time(), token, outcome);
             }
         }
-        let sessions: Vec<Session> = self.kept.keys().copied().collect();
-        for session in sessions {
-            let keepsakes = self.take_kept(session, &mut letters);
-            letters.push((session, Reply::CmKeepsakes(keepsakes)));
-        }
-        letters
-    }
-
-    fn answer(&mut self, pending: Option<Pending>, letters: &mut Letters) {
-        let Some(Pending {
-            session,
-            sequence,
-            result,
-        }) = pending
-        else {
-            return;
-        };
-        let keepsakes = self.take_kept(session, letters);
-        let reply = Reply::CmDone {
-            sequence,
-            result,
-            keepsakes,
-        };
-        letters.push((session, reply));
-    }
-
-    fn keep(&mut self, session: Session, keepsake: Keepsake) {
-        // Only the last of an id counts.
-        self.kept
-            .entry(session)
-            .or_default()
-            .insert(keepsake.id, keepsake.state);
-    }
-
-    /// The keepsakes that a message to the session takes along; what is too much for one message goes before it.
-    fn take_kept(&mut self, session: Session, letters: &mut Letters) -> Vec<Keepsake> {
-        let mut part = Vec::new();
-        let mut bytes = 0;
-        for (id, state) in self.kept.remove(&session).unwrap_or_default() {
-            let more = state.as_ref().map_or(0, Vec::len) + KEEPSAKE_HEADER;
-            if bytes + more > MAX_KEPT && !part.is_empty() {
-                letters.push((session, Reply::CmKeepsakes(mem::take(&mut part))));
-                bytes = 0;
-            }
-            bytes += more;
-            part.push(Keepsake { id, state });
-        }
-        part
+        let messages = all.into_iter().flat_map(|(session, news)| {
+            let messages = news.into_messages().into_iter();
+            messages.map(move |message| (session, Reply::CmNews(message)))
+        });
+        messages.collect()
     }
 }
 

@@ -3,7 +3,8 @@
 //! One thread and one poll loop. [`sockets`] and [`slots`] hold what is leased, [`devices`] and
 //! [`gid`] what the interfaces make of it, [`tree`] and [`picture`] what programs see of it,
 //! [`connection`] one client, [`server`] what clients ask, [`inherit`] what an earlier daemon left; [`xdp`] has the
-//! interfaces in XDP mode; [`cm`] is RDMA CM, over queue pair 1 ([`gsi`]) and the routes of the host ([`resolve`]).
+//! interfaces in XDP mode; [`cm`] is RDMA CM, over queue pair 1 ([`gsi`]) and the routes of the host ([`resolve`]), and
+//! [`news`] what it tells a program.
 
 mod cm;
 mod connection;
@@ -13,6 +14,7 @@ mod gid;
 mod groups;
 mod gsi;
 mod inherit;
+mod news;
 mod picture;
 mod port;
 pub mod resolve;

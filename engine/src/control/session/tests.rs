@@ -53,18 +53,20 @@ impl Daemon {
     }
 
     fn done(&self, sequence: u32, result: Outcome) {
-        self.say(&Reply::CmDone {
-            sequence,
-            result,
-            keepsakes: Vec::new(),
-        });
+        self.news(Vec::new(), Some(CmAnswer { sequence, result }), Vec::new());
     }
 
     fn keepsake(&self, id: Id, state: &[u8]) {
-        self.say(&Reply::CmKeepsakes(vec![Keepsake {
-            id,
-            state: Some(state.to_vec()),
-        }]));
+        let state = Some(state.to_vec());
+        self.news(vec![Keepsake { id, state }], None, Vec::new());
+    }
+
+    fn news(&self, keepsakes: Vec<Keepsake>, answer: Option<CmAnswer>, events: Vec<Event>) {
+        self.say(&Reply::CmNews(CmNews {
+            keepsakes,
+            answer,
+            events,
+        }));
     }
 }
 
@@ -96,18 +98,15 @@ fn create() -> Command {
     }
 }
 
-fn event(id: Id) -> Reply {
-    Reply::CmEvent {
-        event: Box::new(Event {
-            id,
-            kind: EventKind::Established,
-            status: 0,
-            details: crate::rdma_cm::Details::None,
-            ece: Ece::default(),
-            new_id: None,
-            membership: None,
-        }),
-        keepsakes: Vec::new(),
+fn event(id: Id) -> Event {
+    Event {
+        id,
+        kind: EventKind::Established,
+        status: 0,
+        details: crate::rdma_cm::Details::None,
+        ece: Ece::default(),
+        new_id: None,
+        membership: None,
     }
 }
 
@@ -126,7 +125,7 @@ fn answers_find_who_asked_in_any_order() {
             let Command::Disconnect { id } = command else {
                 panic!("{command:?}");
             };
-            daemon.say(&event(id));
+            daemon.news(Vec::new(), None, vec![event(id)]);
             daemon.done(sequence, Ok(Answer::Created(id + 100)));
         }
         for thread in threads {
@@ -135,7 +134,7 @@ fn answers_find_who_asked_in_any_order() {
         }
     });
     assert_eq!(heard.wait_for(8).len(), 8);
-    daemon.say(&event(77));
+    daemon.news(Vec::new(), None, vec![event(77)]);
     assert_eq!(heard.wait_for(9)[8], "Established 77", "heard while nobody asks");
 }
 
@@ -148,9 +147,26 @@ fn what_is_to_be_done_with_an_answer_comes_before_later_events() {
     });
     let (sequence, _) = daemon.command();
     daemon.done(sequence, Ok(Answer::Created(5)));
-    daemon.say(&event(5));
+    daemon.news(Vec::new(), None, vec![event(5)]);
     assert_eq!(waiting.wait(), Ok(Answer::Created(5)));
     assert_eq!(heard.wait_for(2), ["Ok(Created(5))", "Established 5"]);
+
+    let list = heard.clone();
+    let waiting = session.start(Command::Disconnect { id: 5 }, move |outcome| {
+        list.0.lock().push(format!("{outcome:?}"))
+    });
+    let (sequence, _) = daemon.command();
+    let result = Ok(Answer::Done);
+    daemon.news(
+        Vec::new(),
+        Some(CmAnswer { sequence, result }),
+        vec![event(5), event(6)],
+    );
+    assert_eq!(waiting.wait(), Ok(Answer::Done));
+    assert_eq!(
+        heard.wait_for(5)[2..],
+        ["Ok(Done)", "Established 5", "Established 6"]
+    );
 }
 
 #[test]
@@ -169,14 +185,14 @@ fn a_new_daemon_gets_the_ids_and_the_commands_under_way() {
     daemon.keepsake(1, b"one");
     daemon.keepsake(2, b"two");
     daemon.keepsake(3, b"three");
-    daemon.say(&Reply::CmKeepsakes(vec![Keepsake { id: 3, state: None }]));
+    daemon.news(vec![Keepsake { id: 3, state: None }], None, Vec::new());
     session.taken(2);
     assert_eq!(daemon.command().1, Command::Taken { id: 2 });
     let listen = session.start(Command::Listen { id: 1, backlog: 5 }, |_| {});
     let destroy = session.start(Command::Destroy { id: 9 }, |_| {});
     daemon.command();
     daemon.command();
-    daemon.say(&event(1));
+    daemon.news(Vec::new(), None, vec![event(1)]);
     heard.wait_for(1);
     let (daemon2, process) = pair();
     drop(daemon);
@@ -215,7 +231,7 @@ fn ids_that_a_new_daemon_does_not_take_are_lost() {
     let (session, heard, daemon, next) = session();
     daemon.keepsake(1, b"one");
     daemon.keepsake(2, b"two");
-    daemon.say(&event(2));
+    daemon.news(Vec::new(), None, vec![event(2)]);
     heard.wait_for(1);
     let (daemon2, process) = pair();
     next.send(process).unwrap();
@@ -237,7 +253,7 @@ fn many_keepsakes_go_in_several_messages() {
     for id in 0..300 {
         daemon.keepsake(id, &[id as u8; 1000]);
     }
-    daemon.say(&event(2));
+    daemon.news(Vec::new(), None, vec![event(2)]);
     heard.wait_for(1);
     let (daemon2, process) = pair();
     next.send(process).unwrap();
@@ -258,7 +274,7 @@ fn what_a_daemon_said_before_it_died_is_heard() {
     let (_session, heard, daemon, next) = session();
     // It dies with a message unread, which resets the connection.
     let (dying, process) = pair();
-    dying.say(&event(4));
+    dying.news(Vec::new(), None, vec![event(4)]);
     dying.keepsake(4, b"four");
     protocol::send(process.as_fd(), b"never read", &[], SendFlags::empty()).unwrap();
     drop(dying);
@@ -286,14 +302,13 @@ fn a_repeated_command_fails_as_the_new_daemon_says() {
     assert!(matches!(daemon2.next(), Request::CmRestore(_)));
     daemon2.say(&Reply::CmRestored { lost: vec![] });
     let (sequence, _) = daemon2.command();
-    daemon2.say(&Reply::CmDone {
-        sequence,
-        result: Err(libc::EINVAL),
-        keepsakes: vec![Keepsake {
-            id: 1,
-            state: Some(b"bound".to_vec()),
-        }],
-    });
+    let state = Some(b"bound".to_vec());
+    let result = Err(libc::EINVAL);
+    daemon2.news(
+        vec![Keepsake { id: 1, state }],
+        Some(CmAnswer { sequence, result }),
+        Vec::new(),
+    );
     assert_eq!(listen.wait(), Err(libc::EINVAL));
 }
 

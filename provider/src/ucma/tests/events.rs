@@ -298,7 +298,7 @@ fn many_threads_on_one_channel() {
 }
 
 fn daemon_event(socket: &OwnedFd, id: Id) {
-    let event = Box::new(Event {
+    let event = Event {
         id,
         kind: EventKind::Disconnected,
         status: 0,
@@ -306,8 +306,10 @@ fn daemon_event(socket: &OwnedFd, id: Id) {
         ece: Ece::default(),
         new_id: None,
         membership: None,
+    };
+    let reply = Reply::CmNews(CmNews {
+        events: vec![event],
+        ..CmNews::default()
     });
-    let keepsakes = Vec::new();
-    let reply = Reply::CmEvent { event, keepsakes };
     protocol::send_message(socket, &reply, SendFlags::empty()).unwrap();
 }
