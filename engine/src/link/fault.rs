@@ -357,6 +357,10 @@ impl<L: Link> Link for FaultInjector<L> {
         self.inner.set_mtu(mtu);
     }
 
+    fn expect_bursts(&mut self) {
+        self.inner.expect_bursts();
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(out);
         out("fault_lost", self.counts.lost);

@@ -202,6 +202,9 @@ pub trait Link: Transmit + Send {
     /// The interface has this MTU from now on.
     fn set_mtu(&mut self, _mtu: u32) {}
 
+    /// Many packets may come in a row from now on: there are queue pairs whose peers await no acknowledgement.
+    fn expect_bursts(&mut self) {}
+
     /// Counters of packets and drops by reason, added to `out` as (name, value).
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
 }
@@ -253,6 +256,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn set_mtu(&mut self, mtu: u32) {
         (**self).set_mtu(mtu);
+    }
+
+    fn expect_bursts(&mut self) {
+        (**self).expect_bursts();
     }
 
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {

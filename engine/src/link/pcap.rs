@@ -302,6 +302,10 @@ impl<L: Link> Link for PcapTap<L> {
         self.inner.set_mtu(mtu);
     }
 
+    fn expect_bursts(&mut self) {
+        self.inner.expect_bursts();
+    }
+
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(out);
         out("captured", self.capture.written);

@@ -136,6 +136,11 @@ impl Core {
         }
     }
 
+    /// See [`Link::expect_bursts`].
+    pub(super) fn expect_bursts(&mut self) {
+        self.link.expect_bursts();
+    }
+
     /// Whether packets of posts wait for the application's next poll.
     pub(super) fn has_unsent_posts(&self) -> bool {
         self.unsent_posts > 0

@@ -25,7 +25,7 @@ use ferroce_wire::mtu::PathMtu;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::control::{ControlError, DeviceInfo, Lease, QpReport, Report};
-use crate::device::{Acks, Device, DeviceConfig, Limits, PdId};
+use crate::device::{Acks, Device, DeviceConfig, Limits, PdId, QpInit};
 use crate::link::udp::{self, UdpLink};
 use crate::link::xdp::seat::Seat;
 use crate::link::xdp::{self, XdpLink};
@@ -35,7 +35,7 @@ use crate::memory::device::DeviceMemory;
 use crate::memory::process::ProcessMemory;
 use crate::queue::Cq;
 use crate::time::Time;
-use crate::verbs::{Access, Advice, AsyncEvent, Sge, VerbsError};
+use crate::verbs::{Access, Advice, AsyncEvent, QpCap, QpType, Sge, VerbsError};
 
 use self::core::{Core, Round};
 use self::ends::Ends;
@@ -466,6 +466,19 @@ impl Session<'_> {
     /// The time, the same throughout the session.
     pub fn now(&self) -> Time {
         *self.now.get_or_init(clock::now)
+    }
+
+    /// As [`Device::create_qp`], of which the link is to know.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn create_qp(&mut self, init: QpInit) -> Result<(u32, QpCap), VerbsError> {
+        let is_acknowledged = !matches!(init.qp_type, QpType::Uc | QpType::Ud);
+        let made = self.core.device.create_qp(init)?;
+        if !is_acknowledged {
+            self.core.expect_bursts();
+        }
+        Ok(made)
     }
 }
 

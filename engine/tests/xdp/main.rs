@@ -34,16 +34,22 @@ struct End {
 
 impl End {
     fn new(interface: &str) -> End {
+        let end = End::of(interface, GEOMETRY);
+        for programs in [0, 1, 1, GEOMETRY.seats, 2] {
+            end.port.serve(programs);
+        }
+        assert_eq!(end.port.frames_waiting(0), GEOMETRY.circulating(GEOMETRY.seats));
+        end
+    }
+
+    /// With frames for one program.
+    fn of(interface: &str, geometry: Geometry) -> End {
         let name = std::ffi::CString::new(interface).unwrap();
         let ifindex = bpf::index(&name);
-        let port = Port::create(ifindex, GEOMETRY, Zerocopy::Auto).unwrap();
-        for programs in [0, 1, 1, GEOMETRY.seats, 2] {
-            port.serve(programs);
-        }
-        assert_eq!(port.frames_waiting(0), GEOMETRY.circulating(GEOMETRY.seats));
+        let port = Port::create(ifindex, geometry, Zerocopy::Auto).unwrap();
         let steering = Steering::attach(ifindex);
         for queue in 0..QUEUES {
-            for seat in 0..GEOMETRY.seats {
+            for seat in 0..geometry.seats {
                 steering.set(queue, seat, port.socket(queue, seat));
             }
         }
@@ -57,7 +63,7 @@ impl End {
         let own = |fd: std::os::fd::BorrowedFd<'_>| -> OwnedFd { fd.try_clone_to_owned().unwrap() };
         let sockets = (0..QUEUES).map(|queue| own(self.port.socket(queue, seat)));
         let (control, umem) = (own(self.port.control()), own(self.port.umem()));
-        Seat::open(GEOMETRY, seat, control, umem, sockets.collect()).unwrap()
+        Seat::open(self.port.geometry(), seat, control, umem, sockets.collect()).unwrap()
     }
 }
 
@@ -212,6 +218,51 @@ fn nothing_is_lost_with_programs_that_die() {
             write(heir.bytes(&frames), 0, number);
             heir.submit(frames);
         }
+    });
+}
+
+/// A program that is alone has few frames circulate, until more wait for it than one peer has under way, or it says so.
+#[test]
+fn frames_for_bursts_come_with_them() {
+    const LONG: Geometry = Geometry {
+        rx_ring: 1024,
+        seats: 2,
+        ..GEOMETRY
+    };
+    on_veth(|| {
+        let (a, b) = (End::new("a"), End::of("b", LONG));
+        b.port.serve(1);
+        let few = b.port.frames_waiting(0);
+        assert_eq!(few, LONG.circulating(1));
+        assert!(few < LONG.for_bursts());
+        let (mut sender, mut receiver) = (a.seat(0), b.seat(1));
+        // What one peer has under way waits, and is all there.
+        let burst = |sender: &mut Seat, count| {
+            for number in 0..count {
+                send(sender, 100, 1, number);
+                assert!(sender.kick().unwrap());
+            }
+        };
+        burst(&mut sender, 256);
+        assert_eq!(receive(&mut receiver, 1, 100, 256).len(), 256);
+        while receiver.receive(&mut |_| {}) > 0 {}
+        assert_eq!(b.port.frames_waiting(0), few);
+        // More: then many may come.
+        burst(&mut sender, 300);
+        assert_eq!(receive(&mut receiver, 1, 100, 300).len(), 300);
+        while receiver.receive(&mut |_| {}) > 0 {}
+        assert_eq!(b.port.frames_waiting(0), LONG.for_bursts());
+        burst(&mut sender, 1024);
+        assert_eq!(receive(&mut receiver, 1, 100, 1024).len(), 1024);
+        while receiver.receive(&mut |_| {}) > 0 {}
+        assert_eq!(b.port.frames_waiting(0), LONG.for_bursts());
+        // The other queue had none of it, and one who expects them says so.
+        assert_eq!(b.port.frames_waiting(1), LONG.for_bursts());
+        // For another program there are as many as ever.
+        b.port.serve(2);
+        assert_eq!(b.port.frames_waiting(0), LONG.circulating(2));
+        b.seat(0).expect_bursts();
+        assert_eq!(b.port.frames_waiting(0), LONG.circulating(2));
     });
 }
 

@@ -11,6 +11,8 @@ pub const HEADROOM: usize = 256;
 const SPARE: u32 = 512;
 /// Of these, what circulates on each queue beyond what the programs can hold.
 const MARGIN: u32 = 128;
+/// Frames that one peer has under way at most, where it awaits acknowledgements.
+pub const PEER_WINDOW: u32 = 256;
 /// Queues that a port can have.
 pub const MAX_QUEUES: usize = 64;
 /// Frames of each seat that are on their way from its ring to the fill ring.
@@ -49,10 +51,23 @@ impl Geometry {
         u32::from(self.seats) * (self.rx_ring + RETURNING) + SPARE
     }
 
-    /// Frames of each queue that suffice while no more than so many programs have a seat. Fewer that are used again soon
-    /// are better than many that lie in no cache.
+    /// Frames of each queue that suffice while no more than so many programs have a seat: what all of them can hold, and
+    /// some more. One alone takes nobody's: it begins with what a peer has under way, as few that are used again soon are
+    /// better than many that lie in no cache, and has [`Geometry::for_bursts`] circulate when it needs them.
     pub fn circulating(&self, programs: u16) -> u32 {
-        (u32::from(programs) * (self.rx_ring + RETURNING) + MARGIN).min(self.rx_frames())
+        match programs {
+            0 | 1 => (PEER_WINDOW + RETURNING).min(self.for_bursts()),
+            _ => self.held_by(programs.into()),
+        }
+    }
+
+    /// Frames of each queue with which the receive ring of one program can be full.
+    pub fn for_bursts(&self) -> u32 {
+        self.held_by(1)
+    }
+
+    fn held_by(&self, programs: u32) -> u32 {
+        (programs * (self.rx_ring + RETURNING) + MARGIN).min(self.rx_frames())
     }
 
     /// All frames. Those for receiving come first, queue by queue; then those for sending, seat by seat.
@@ -124,6 +139,14 @@ mod tests {
         // All seats can be full, and one receives still.
         assert!(geometry.circulating(5) > 5 * geometry.rx_ring);
         assert!(geometry.circulating(5) <= geometry.rx_frames());
+        // One alone begins with less where its ring is long.
+        assert_eq!(geometry.circulating(1), geometry.for_bursts());
+        let long = Geometry {
+            rx_ring: 2048,
+            ..geometry
+        };
+        assert!(long.circulating(1) > PEER_WINDOW && long.circulating(1) < 2 * PEER_WINDOW);
+        assert!(long.for_bursts() > long.rx_ring && long.circulating(2) > 2 * long.rx_ring);
         // Seats 0 and 3 send on queue 0.
         assert!(geometry.completion_ring() >= 2 * geometry.tx_ring);
     }

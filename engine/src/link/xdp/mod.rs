@@ -7,6 +7,7 @@
 //! socket of the slot: packets to the host itself or out of other interfaces, multicast, and what is sent before the next
 //! hop is known.
 
+mod circulation;
 pub mod hops;
 pub mod layout;
 mod memory;
@@ -44,8 +45,6 @@ use crate::memory::Fault;
 const UDP_REST: u32 = 512;
 /// Rounds with a look each, once something happened there.
 const UDP_ACTIVE: u32 = 8192;
-/// Frames that a window has at most.
-const MOST_IN_FLIGHT: u32 = 512;
 
 /// Asks for the next hop from an own address to another; false if that has to be tried again.
 pub type Ask = Box<dyn Fn(IpAddr, IpAddr) -> bool + Send>;
@@ -388,7 +387,7 @@ impl<P: Place> Link for XdpLink<P> {
         let Geometry { rx_ring, .. } = self.config.geometry;
         let piece = self.config.geometry.piece();
         let pieces = (packet_len + 64).div_ceil(piece.max(1)) as u32;
-        let packets = ((rx_ring / 2).min(MOST_IN_FLIGHT) / pieces).max(2);
+        let packets = ((rx_ring / 2).min(layout::PEER_WINDOW) / pieces).max(2);
         let bytes = packets.saturating_mul(u32::try_from(packet_len).unwrap_or(u32::MAX));
         bytes.min(self.udp.window(packet_len))
     }
@@ -417,6 +416,10 @@ impl<P: Place> Link for XdpLink<P> {
 
     fn set_mtu(&mut self, mtu: u32) {
         self.config.mtu = mtu;
+    }
+
+    fn expect_bursts(&mut self) {
+        self.seat.expect_bursts();
     }
 
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {

@@ -24,6 +24,7 @@ pub trait Place: Send {
     fn transmit_fd(&self) -> RawFd;
     fn find(&self, dest: IpAddr) -> Option<(Hop, Self::Known)>;
     fn is_current(&self, known: &Self::Known) -> bool;
+    fn expect_bursts(&mut self);
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64));
 }
 
@@ -65,6 +66,9 @@ impl Place for Seat {
     #[inline]
     fn is_current(&self, known: &Known) -> bool {
         self.hops().is_current(known)
+    }
+    fn expect_bursts(&mut self) {
+        Seat::expect_bursts(self);
     }
     fn counters(&self, out: &mut dyn FnMut(&'static str, u64)) {
         Seat::counters(self, out);

@@ -2,16 +2,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::AcqRel;
 
 use serde::{Deserialize, Serialize};
 
-use super::Geometry;
 use super::hops::HopTable;
 use super::memory::{self, Control, Umem};
 use super::ring::{CompletionRing, FillRing};
 use super::seat::owner;
 use super::socket::{self, Layout};
+use super::{Geometry, circulation};
 
 /// Whether the driver is to read and write the frames itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,18 +196,13 @@ impl Port {
     /// What circulates once stays. A driver that reads and writes the frames itself fills rings of its own, whose length
     /// nobody tells: it gets them all.
     pub fn serve(&self, programs: u16) {
+        let wanted = if self.features.zerocopy {
+            self.geometry.rx_frames()
+        } else {
+            self.geometry.circulating(programs)
+        };
         for (queue, pool) in (0..).zip(&self.pools) {
-            let frames = self.geometry.frames_of_queue(queue);
-            let wanted = if self.features.zerocopy {
-                self.geometry.rx_frames()
-            } else {
-                self.geometry.circulating(programs)
-            };
-            // First the number: a daemon killed in between leaves frames out, and gives none twice.
-            let before = self.control.circulating(queue).fetch_max(wanted, AcqRel);
-            let mut missing = frames.start + before.min(wanted)..frames.start + wanted;
-            // One that can't be put in: a program overwrites the ring, and more tries take long.
-            if !missing.all(|frame| pool.fill.push(self.address_of(frame))) {
+            if !circulation::raise(&self.control, &pool.fill, &self.geometry, queue, wanted) {
                 tracing::warn!(
                     queue,
                     "a program overwrites the fill ring: remove the device and add it again"

@@ -10,11 +10,12 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::Geometry;
 use super::hops::HopTable;
+use super::layout::PEER_WINDOW;
 use super::memory::{Control, Umem};
 use super::ring::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
 use super::socket::{self, Layout};
+use super::{Geometry, circulation};
 
 /// Entries of a receive ring that are handled at once.
 const BATCH: u32 = 32;
@@ -22,6 +23,8 @@ const BATCH: u32 = 32;
 const HELD: u32 = 16;
 /// Bytes of the longest packet that is sent or received: more than any RoCE packet has.
 const LONGEST: usize = 8192;
+/// Entries of a receive ring beyond which more than one peer's window waits: then many may come at any time.
+const BURST: u32 = PEER_WINDOW + 16;
 /// Frames to send that are used again and again while few are under way, so that the processor's caches have them.
 const WINDOW: u32 = 64;
 /// Of these, how many must be free to begin anew after each kick.
@@ -41,8 +44,11 @@ pub struct Seat {
     /// First of all, so that nothing waits behind it.
     queues: Vec<RxQueue>,
     transmitter: Transmitter,
+    geometry: Geometry,
     control: Control,
     umem: Umem,
+    /// Entries of a receive ring with which a burst begins; none any more, once there are frames for bursts.
+    burst: u32,
     overlong: u64,
     invalid: u64,
 }
@@ -147,8 +153,10 @@ impl Seat {
         Ok(Seat {
             queues: queues.collect::<io::Result<_>>()?,
             transmitter,
+            geometry,
             control,
             umem,
+            burst: BURST,
             overlong: 0,
             invalid: 0,
         })
@@ -160,8 +168,11 @@ impl Seat {
     #[inline]
     pub fn receive(&mut self, sink: &mut dyn FnMut(&[u8])) -> usize {
         let mut count = 0;
+        let mut most = 0;
         for queue in &mut self.queues {
-            let waiting = queue.ring.available().min(BATCH);
+            let available = queue.ring.available();
+            most = most.max(available);
+            let waiting = available.min(BATCH);
             if waiting == 0 {
                 if queue.seen > 0 {
                     queue.give_back(&self.control, &self.umem);
@@ -187,7 +198,26 @@ impl Seat {
                 queue.give_back(&self.control, &self.umem);
             }
         }
+        if most > self.burst {
+            self.expect_bursts();
+        }
         count
+    }
+
+    /// Has so many frames circulate that the receive rings can be full: for packets of peers that wait for no
+    /// acknowledgement, or of many.
+    #[cold]
+    pub fn expect_bursts(&mut self) {
+        self.burst = u32::MAX;
+        let wanted = self.geometry.for_bursts();
+        for (number, queue) in (0..).zip(&self.queues) {
+            if !circulation::raise(&self.control, &queue.fill, &self.geometry, number, wanted) {
+                tracing::warn!("a fill ring is overwritten by a program");
+            }
+            if queue.fill.needs_wakeup() {
+                socket::kick_fill(&queue.socket);
+            }
+        }
     }
 
     /// Room for a frame of `len` bytes, if there is any; [`Seat::kick`] may make some, or a little time: frames come

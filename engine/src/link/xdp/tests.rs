@@ -82,6 +82,8 @@ impl Place for Fake {
     /// Number, and bytes of room.
     type Frames = (usize, usize);
 
+    fn expect_bursts(&mut self) {}
+
     fn receive(&mut self, sink: &mut dyn FnMut(&[u8])) -> usize {
         let frames: Vec<_> = self.world.0.lock().arrived.drain(..).collect();
         frames.iter().for_each(|frame| sink(frame));
