@@ -176,14 +176,12 @@ impl ConnectionManager {
         self.letters(None)
     }
 
-    /// Takes MADs that have come.
-    pub fn arrivals(&mut self) -> io::Result<Letters> {
+    /// Takes MADs that have come; what came before an error is done all the same.
+    pub fn arrivals(&mut self) -> (Letters, io::Result<()>) {
         let now = time();
         let cm = &mut self.cm;
         let received = self.gsi.receive(now, |arrival| cm.receive(now, arrival));
-        // What came before an error is done all the same.
-        let letters = self.letters(None);
-        received.map(|()| letters)
+        (self.letters(None), received)
     }
 
     /// Takes news of neighbours.
@@ -260,11 +258,8 @@ impl ConnectionManager {
             while let Some(output) = self.cm.poll() {
                 match output {
                     Output::Send { path, mad, .. } => self.gsi.send(path, mad),
-                    Output::Keepsake { session, keepsake } => {
-                        let states = &mut all.entry(session).or_default().states;
-                        states.insert(keepsake.id, keepsake.state);
-                    }
-                    Output::Event { session, event } => all.entry(session).or_default().events.push(event),
+                    Output::Keepsake { session, keepsake } => all.entry(session).or_default().keep(keepsake),
+                    Output::Event { session, event } => all.entry(session).or_default().tell(event),
                     Output::Resolve {
                         token,
                         source,
@@ -296,7 +291,7 @@ impl ConnectionManager {
                 }
             }
             if let Some(Pending { session, answer }) = pending.take() {
-                all.entry(session).or_default().answer = Some(answer);
+                all.entry(session).or_default().answer(answer);
             }
             if self.resolved.is_empty() {
                 break;

@@ -2,7 +2,6 @@
 //! last one.
 
 use std::collections::BTreeMap;
-use std::mem;
 
 use ferroce_engine::control::protocol::{CmAnswer, CmNews, MAX_MESSAGE};
 use ferroce_engine::rdma_cm::{Event, Id, Keepsake};
@@ -14,15 +13,17 @@ const KEEPSAKE_HEADER: usize = 16;
 /// More than the bytes of an event: its private data is that of a MAD.
 const EVENT: usize = 512;
 
-/// What is lined up for a session.
+/// What is lined up for a session, in steps: in each, the states are those after its events.
 #[derive(Default)]
 pub struct News {
-    /// What its command gave.
-    pub answer: Option<CmAnswer>,
-    /// What happened, the oldest first.
-    pub events: Vec<Event>,
-    /// Only the last state of an id counts.
-    pub states: BTreeMap<Id, Option<Vec<u8>>>,
+    answer: Option<CmAnswer>,
+    steps: Vec<Step>,
+}
+
+#[derive(Default)]
+struct Step {
+    states: BTreeMap<Id, Option<Vec<u8>>>,
+    events: Vec<Event>,
 }
 
 /// Messages, the last of which has still room.
@@ -32,28 +33,63 @@ struct Messages {
 }
 
 impl News {
-    /// The messages, in the order in which they are to be read: as a rule one. Of several, each has the states of the ids
-    /// that its events are about, and the answer comes after all that has no event: if the daemon dies in between, the
-    /// next one finds nothing that has come without what it led to.
+    /// What a command gave: comes before all events.
+    pub fn answer(&mut self, answer: CmAnswer) {
+        self.answer = Some(answer);
+    }
+
+    /// The state of an id, as the events to come find it.
+    pub fn keep(&mut self, Keepsake { id, state }: Keepsake) {
+        let told = |step: &Step| {
+            step.events
+                .iter()
+                .any(|event| ids_of(event).any(|told| told == id))
+        };
+        if self.steps.last().is_none_or(told) {
+            self.steps.push(Step::default());
+        }
+        if let Some(step) = self.steps.last_mut() {
+            step.states.insert(id, state);
+        }
+    }
+
+    /// Something happened; the states that go with it were kept before.
+    pub fn tell(&mut self, event: Event) {
+        if self.steps.is_empty() {
+            self.steps.push(Step::default());
+        }
+        if let Some(step) = self.steps.last_mut() {
+            step.events.push(event);
+        }
+    }
+
+    /// The messages, in the order in which they are to be read: as a rule one. Of several, each has with an event the states
+    /// of its ids, and the answer comes after all of its step that has no event: if the daemon dies in between, the next
+    /// one finds nothing that has come without what it led to.
     pub fn into_messages(mut self) -> Vec<CmNews> {
         let mut messages = Messages {
             all: vec![CmNews::default()],
             bytes: 0,
         };
-        let mut told = BTreeMap::new();
-        for event in &self.events {
-            for id in ids_of(event) {
-                told.extend(self.states.remove(&id).map(|state| (id, state)));
+        if self.steps.is_empty() {
+            self.steps.push(Step::default());
+        }
+        for Step { mut states, events } in self.steps {
+            let mut told = BTreeMap::new();
+            for id in events.iter().flat_map(ids_of) {
+                told.extend(states.remove(&id).map(|state| (id, state)));
             }
-        }
-        for (id, state) in mem::take(&mut self.states) {
-            messages.add(vec![Keepsake { id, state }], None);
-        }
-        messages.last().answer = self.answer;
-        for event in self.events {
-            let of_event =
-                ids_of(&event).filter_map(|id| told.remove(&id).map(|state| Keepsake { id, state }));
-            messages.add(of_event.collect(), Some(event));
+            for (id, state) in states {
+                messages.add(vec![Keepsake { id, state }], None);
+            }
+            if let Some(answer) = self.answer.take() {
+                messages.last().answer = Some(answer);
+            }
+            for event in events {
+                let of_event =
+                    ids_of(&event).filter_map(|id| told.remove(&id).map(|state| Keepsake { id, state }));
+                messages.add(of_event.collect(), Some(event));
+            }
         }
         messages.all
     }
@@ -111,55 +147,91 @@ mod tests {
         CmAnswer { sequence: 5, result }
     }
 
-    #[test]
-    fn a_step_is_one_message() {
-        let news = News {
-            answer: Some(answer()),
-            events: vec![event(1, Some(2))],
-            states: BTreeMap::from([(1, Some(vec![1])), (2, Some(vec![2])), (3, None)]),
-        };
-        let messages = news.into_messages();
-        assert_eq!(messages.len(), 1);
-        assert_eq!(messages[0].answer, Some(answer()));
-        assert_eq!(messages[0].events, [event(1, Some(2))]);
-        let mut ids: Vec<Id> = messages[0].keepsakes.iter().map(|it| it.id).collect();
-        ids.sort_unstable();
-        assert_eq!(ids, [1, 2, 3]);
+    fn state(id: Id, bytes: usize) -> Keepsake {
+        let state = Some(vec![id as u8; bytes]);
+        Keepsake { id, state }
     }
 
     #[test]
-    fn what_is_too_much_for_one_message_is_parted_between_events() {
-        let states = (1..=3000).map(|id| (id, Some(vec![0; 300])));
-        let news = News {
-            answer: Some(answer()),
-            events: (1001..=2000).map(|id| event(id, Some(id + 1000))).collect(),
-            states: states.collect(),
+    fn what_happened_at_once_is_one_message() {
+        let mut news = News::default();
+        news.keep(state(1, 10));
+        news.keep(state(2, 10));
+        news.keep(Keepsake { id: 3, state: None });
+        news.tell(event(1, Some(2)));
+        news.keep(state(2, 20));
+        news.tell(event(2, None));
+        news.answer(answer());
+        let messages = news.into_messages();
+        let [message] = messages.as_slice() else {
+            panic!("{messages:?}")
         };
+        assert_eq!(message.answer, Some(answer()));
+        assert_eq!(message.events, [event(1, Some(2)), event(2, None)]);
+        // Who keeps them in this order has the last of each.
+        let last = Keepsake { id: 3, state: None };
+        assert_eq!(
+            message.keepsakes,
+            [last, state(1, 10), state(2, 10), state(2, 20)]
+        );
+    }
+
+    #[test]
+    fn an_answer_alone_is_a_message() {
+        let mut news = News::default();
+        news.answer(answer());
+        let messages = news.into_messages();
+        assert_eq!(messages.len(), 1);
+        assert_eq!(messages[0].answer, Some(answer()));
+    }
+
+    /// Whatever message is the last that comes, the states that it leaves are those of the events that have come.
+    #[test]
+    fn what_is_too_much_for_one_message_is_parted_between_events() {
+        let mut news = News::default();
+        for id in 1..=1000 {
+            news.keep(state(id, 300));
+        }
+        news.answer(answer());
+        // A listener whose state changes with each request, and ids that are told of twice.
+        for step in 1..=1000 {
+            news.keep(state(5000, step as usize % 300));
+            news.keep(state(1000 + step, 300));
+            news.tell(event(5000, Some(1000 + step)));
+        }
+        for step in 1..=1000 {
+            news.keep(state(1000 + step, 200));
+            news.tell(event(1000 + step, None));
+        }
         let messages = news.into_messages();
         assert!(messages.len() > 10);
-        let answers: Vec<usize> = (0..messages.len())
-            .filter(|at| messages[*at].answer.is_some())
-            .collect();
-        let without: Vec<usize> = (0..messages.len())
-            .filter(|at| messages[*at].keepsakes.iter().any(|it| it.id <= 1000))
-            .collect();
-        assert_eq!(answers.as_slice(), &without[without.len() - 1..]);
-        let mut events = 0;
-        let mut kept = 0;
+        let mut kept = BTreeMap::new();
+        let (mut events, mut answers) = (0, 0);
         for message in &messages {
-            for event in &message.events {
-                events += 1;
-                assert_eq!(event.id, 1000 + events, "in their order");
-                for id in ids_of(event) {
-                    assert!(
-                        message.keepsakes.iter().any(|it| it.id == id),
-                        "the state of {id} comes along"
-                    );
-                }
-            }
-            kept += message.keepsakes.len();
             assert!(encode(&Reply::CmNews(message.clone())).len() <= MAX_MESSAGE);
+            kept.extend(message.keepsakes.iter().map(|it| (it.id, it.state.clone())));
+            if message.answer.is_some() {
+                answers += 1;
+                assert_eq!(events, 0);
+                assert!(
+                    (1..=1000).all(|id| kept.contains_key(&id)),
+                    "all that has no event came before"
+                );
+            }
+            events += message.events.len();
+            let bytes = |id: Id| kept.get(&id).and_then(Option::as_ref).map(Vec::len);
+            if let requests @ 1..=1000 = events {
+                assert_eq!(bytes(5000), Some(requests % 300));
+            }
+            for at in 1..=1000 {
+                let expected = match events {
+                    _ if at + 1000 <= events => Some(200),
+                    _ if at <= events => Some(300),
+                    _ => None,
+                };
+                assert_eq!(bytes(1000 + at as Id), expected, "after {events} events");
+            }
         }
-        assert_eq!((events, kept), (1000, 3000));
+        assert_eq!((events, answers), (2000, 1));
     }
 }

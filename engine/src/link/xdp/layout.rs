@@ -11,7 +11,7 @@ pub const HEADROOM: usize = 256;
 const SPARE: u32 = 512;
 /// Of these, what circulates on each queue beyond what the programs can hold.
 const MARGIN: u32 = 128;
-/// Frames that one peer has under way at most, where it awaits acknowledgements.
+/// Frames that one peer has under way at most, where it awaits acknowledgements; as many answers to READs may come besides.
 pub const PEER_WINDOW: u32 = 256;
 /// Queues that a port can have.
 pub const MAX_QUEUES: usize = 64;

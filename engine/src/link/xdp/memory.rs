@@ -165,7 +165,7 @@ impl Control {
         unsafe { self.hops.as_ref() }
     }
 
-    /// Of the frames of a queue, those from the first on that were given to the kernel (the daemon).
+    /// Of the frames of a queue, those from the first on that were given to the kernel.
     pub fn circulating(&self, queue: u16) -> &AtomicU32 {
         let queue = usize::from(queue).min(MAX_QUEUES - 1);
         // SAFETY: there is one for each queue that there can be; atomics in the mapping.

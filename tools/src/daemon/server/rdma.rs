@@ -108,9 +108,10 @@ impl Server {
 
     /// Takes datagrams for queue pair 1.
     pub fn mads(&mut self) {
-        match self.cm.arrivals() {
-            Ok(letters) => self.deliver(letters),
-            Err(error) => warn!(%error, "MADs can't be received"),
+        let (letters, received) = self.cm.arrivals();
+        self.deliver(letters);
+        if let Err(error) = received {
+            warn!(%error, "MADs can't be received");
         }
         if self.mads_paused.is_none()
             && let Some(until) = self.cm.paused_until()
