@@ -1,7 +1,7 @@
 //! What one session of RDMA CM is to be told at once: in one message, or if that is too much in some that may each be the
 //! last one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ferroce_engine::control::protocol::{CmAnswer, CmNews, MAX_MESSAGE};
 use ferroce_engine::rdma_cm::{Event, Id, Keepsake};
@@ -24,6 +24,8 @@ pub struct News {
 struct Step {
     states: BTreeMap<Id, Option<Vec<u8>>>,
     events: Vec<Event>,
+    /// The ids that the events are about.
+    told: BTreeSet<Id>,
 }
 
 /// Messages, the last of which has still room.
@@ -40,12 +42,7 @@ impl News {
 
     /// The state of an id, as the events to come find it.
     pub fn keep(&mut self, Keepsake { id, state }: Keepsake) {
-        let told = |step: &Step| {
-            step.events
-                .iter()
-                .any(|event| ids_of(event).any(|told| told == id))
-        };
-        if self.steps.last().is_none_or(told) {
+        if self.steps.last().is_none_or(|step| step.told.contains(&id)) {
             self.steps.push(Step::default());
         }
         if let Some(step) = self.steps.last_mut() {
@@ -59,6 +56,7 @@ impl News {
             self.steps.push(Step::default());
         }
         if let Some(step) = self.steps.last_mut() {
+            step.told.extend(ids_of(&event));
             step.events.push(event);
         }
     }
@@ -74,12 +72,11 @@ impl News {
         if self.steps.is_empty() {
             self.steps.push(Step::default());
         }
-        for Step { mut states, events } in self.steps {
-            let mut told = BTreeMap::new();
-            for id in events.iter().flat_map(ids_of) {
-                told.extend(states.remove(&id).map(|state| (id, state)));
-            }
-            for (id, state) in states {
+        for Step { states, events, told } in self.steps {
+            let is_told = |(id, _): &(Id, _)| told.contains(id);
+            let (mut of_events, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                states.into_iter().partition(is_told);
+            for (id, state) in others {
                 messages.add(vec![Keepsake { id, state }], None);
             }
             if let Some(answer) = self.answer.take() {
@@ -87,7 +84,7 @@ impl News {
             }
             for event in events {
                 let of_event =
-                    ids_of(&event).filter_map(|id| told.remove(&id).map(|state| Keepsake { id, state }));
+                    ids_of(&event).filter_map(|id| of_events.remove(&id).map(|state| Keepsake { id, state }));
                 messages.add(of_event.collect(), Some(event));
             }
         }

@@ -7,18 +7,21 @@ use super::Geometry;
 use super::memory::Control;
 use super::ring::FillRing;
 
-/// Has so many frames of a queue circulate, or more. False if one can't be put into the fill ring: a program overwrites
-/// it, and more tries take long.
+/// Has so many frames of a queue circulate, or more. Where one can't be put into the fill ring, a program overwrites it,
+/// and more tries would take long: that is logged.
 ///
 /// First the number grows, by one: whoever is killed in between leaves that frame out, and gives none twice. A program
 /// that sets the number back again and again keeps nobody in here.
-pub(super) fn raise(
-    control: &Control,
-    fill: &FillRing,
-    geometry: &Geometry,
-    queue: u16,
-    wanted: u32,
-) -> bool {
+pub(super) fn raise(control: &Control, fill: &FillRing, geometry: &Geometry, queue: u16, wanted: u32) {
+    if !try_raise(control, fill, geometry, queue, wanted) {
+        tracing::warn!(
+            queue,
+            "a program overwrites the fill ring: remove the device and add it again"
+        );
+    }
+}
+
+fn try_raise(control: &Control, fill: &FillRing, geometry: &Geometry, queue: u16, wanted: u32) -> bool {
     let frames = geometry.frames_of_queue(queue);
     let wanted = wanted.min(geometry.rx_frames());
     let circulating = control.circulating(queue);
@@ -77,14 +80,14 @@ mod tests {
         thread::scope(|scope| {
             for wanted in [300, 700, 500, 700] {
                 let (control, fill) = (&control, &fill);
-                scope.spawn(move || assert!(raise(control, fill, &GEOMETRY, 1, wanted)));
+                scope.spawn(move || assert!(try_raise(control, fill, &GEOMETRY, 1, wanted)));
             }
         });
         assert_eq!(control.circulating(1).load(Relaxed), 700);
         assert_eq!(control.circulating(0).load(Relaxed), 0);
         assert_eq!(fill.waiting(), 700);
         // No more than there are.
-        assert!(raise(&control, &fill, &GEOMETRY, 1, u32::MAX));
+        assert!(try_raise(&control, &fill, &GEOMETRY, 1, u32::MAX));
         assert_eq!(fill.waiting(), GEOMETRY.rx_frames());
     }
 

@@ -202,12 +202,7 @@ impl Port {
             self.geometry.circulating(programs)
         };
         for (queue, pool) in (0..).zip(&self.pools) {
-            if !circulation::raise(&self.control, &pool.fill, &self.geometry, queue, wanted) {
-                tracing::warn!(
-                    queue,
-                    "a program overwrites the fill ring: remove the device and add it again"
-                );
-            }
+            circulation::raise(&self.control, &pool.fill, &self.geometry, queue, wanted);
             if pool.fill.needs_wakeup() {
                 socket::kick_fill(&self.sockets[usize::from(queue)][0]);
             }

@@ -211,9 +211,7 @@ impl Seat {
         self.burst = u32::MAX;
         let wanted = self.geometry.for_bursts();
         for (number, queue) in (0..).zip(&self.queues) {
-            if !circulation::raise(&self.control, &queue.fill, &self.geometry, number, wanted) {
-                tracing::warn!("a fill ring is overwritten by a program");
-            }
+            circulation::raise(&self.control, &queue.fill, &self.geometry, number, wanted);
             if queue.fill.needs_wakeup() {
                 socket::kick_fill(&queue.socket);
             }
