@@ -380,6 +380,14 @@ static void backlog(void)
         new_qp(ids[i]);
         WORKS(rdma_connect(ids[i], &param));
     }
+    /* One that is refused, as nobody listens there: the four before it have arrived then. */
+    struct rdma_cm_id *deaf = new_id(d, RDMA_PS_TCP);
+    WORKS(rdma_bind_addr(deaf, at(own_ip(), 0)));
+    struct rdma_cm_id *refused = new_resolved(c, RDMA_PS_TCP, own_ip(), port_of(deaf));
+    new_qp(refused);
+    WORKS(rdma_connect(refused, &param));
+    next_told(c, REJECTED);
+    drop(refused), drop(deaf);
     /* Two wait; those beyond are not answered, and come again after the response timeout of 4.3 s. */
     struct rdma_cm_id *passive[4];
     for (int i = 0; i < 4; i++) {
