@@ -9,7 +9,7 @@ use ferroce_engine::rdma_cm::{
 };
 
 use super::layout::*;
-use super::state::Phase;
+use super::state::{Phase, Subject};
 use super::user::{self, Result};
 use super::{Channel, Wanted, address, events, options, query};
 use crate::hooks::descriptors;
@@ -273,7 +273,7 @@ impl Channel {
 
     /// Destroys an id; gives the number of its events that the program has got.
     fn destroy(&self, id: Id) -> u32 {
-        let destroyed = self.process.state.lock().destroy(id);
+        let destroyed = self.process.state_after_reader(Subject::Id(id)).destroy(id);
         if let Ok(session) = self.process.session() {
             // Here the id is gone, whatever the daemon says. It destroys the requests that were not taken as well; one
             // that does not know them yet never hears of them.
@@ -454,7 +454,9 @@ impl Channel {
             // Here it is left, whatever the daemon says.
             _ = session.ask(Command::Leave { membership });
         }
-        self.process.state.lock().leave(membership)
+        self.process
+            .state_after_reader(Subject::Membership(membership))
+            .leave(membership)
     }
 
     fn migrate(&self, call: &Call) -> Result<()> {
@@ -465,8 +467,7 @@ impl Channel {
         };
         let events_reported = self
             .process
-            .state
-            .lock()
+            .state_after_reader(Subject::Id(argument.id))
             .migrate(argument.id, from.number, self.number)?;
         call.respond(argument.response, &rdma_ucm_migrate_resp { events_reported })
     }

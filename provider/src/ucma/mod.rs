@@ -19,14 +19,15 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
+use std::time::{Duration, Instant};
 
 use ferroce_engine::control::{self, Connect, ControlError, Listener, Session};
 use ferroce_engine::rdma_cm::{Command, Event, Id};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::hooks::descriptors::{self, Descriptor};
 use crate::report::say;
-use state::{ChannelId, State};
+use state::{ChannelId, State, Subject};
 use tickets::Tickets;
 
 /// What stands for RDMA CM in a process; never freed.
@@ -35,7 +36,14 @@ pub struct Process {
     generation: u32,
     session: OnceLock<Session>,
     state: Mutex<State>,
+    /// An event was taken.
+    taken: Condvar,
+    /// [`PATIENCE`].
+    patience: Duration,
 }
+
+/// How long what removes events waits for the thread that reads their channel.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The process that the program is now; null before it uses RDMA CM, and in the child of a fork.
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -63,11 +71,13 @@ impl Listener for Deliver {
 
 impl Process {
     /// One whose connections to the daemon are made by `connect`.
-    fn with(connect: Option<Connect>) -> Result<&'static Process, ControlError> {
+    fn with(connect: Option<Connect>, patience: Duration) -> Result<&'static Process, ControlError> {
         let process: &'static Process = Box::leak(Box::new(Process {
             generation: GENERATION.load(Ordering::Relaxed),
             session: OnceLock::new(),
             state: Mutex::default(),
+            taken: Condvar::new(),
+            patience,
         }));
         let listener = Box::new(Deliver(process));
         let session = match connect {
@@ -86,7 +96,7 @@ impl Process {
         if let Some(process) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
             return Ok(process);
         }
-        let process = Process::with(None)?;
+        let process = Process::with(None, PATIENCE)?;
         CURRENT.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
         Ok(process)
     }
@@ -94,6 +104,22 @@ impl Process {
     /// The connection to the daemon.
     fn session(&self) -> Result<&Session, c_int> {
         self.session.get().ok_or(libc::ENODEV)
+    }
+
+    /// The state, for removing events, once the thread that reads their channel has taken them, if it comes soon.
+    ///
+    /// Poll may have told that thread of them already, and if they are gone when it comes, it waits for others, for ever
+    /// perhaps: `rping` then does not end, as it ends its id and that thread at the same time. In the kernel the same can
+    /// happen, but there an id takes long enough to be destroyed for the thread to come first.
+    fn state_after_reader(&self, subject: Subject) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        let deadline = Instant::now() + self.patience;
+        while let Some(channel) = state.left_to_reader(subject, thread_number()) {
+            if self.taken.wait_until(&mut state, deadline).timed_out() {
+                state.give_up_reader(channel);
+            }
+        }
+        state
     }
 
     /// Whether this is what the program is now, and not what its parent was.
@@ -228,9 +254,10 @@ impl Process {
 impl Channel {
     fn take(&self, wanted: &Wanted) -> Option<Result<(), c_int>> {
         let mut state = self.process.state.lock();
-        let taken = state.take(self.number, |response| {
+        let taken = state.take(self.number, thread_number(), |response| {
             user::write(wanted.response, response, wanted.room)
         })?;
+        self.process.taken.notify_all();
         Some(taken.and_then(|new_id| {
             // Under the lock: the daemon must hear of it before the listener can be destroyed.
             if let Some(id) = new_id {
@@ -254,6 +281,12 @@ impl Channel {
             _ = waiting.wait(); // here the id is gone, whatever the daemon says
         }
     }
+}
+
+/// The number of this thread.
+fn thread_number() -> libc::pid_t {
+    // SAFETY: it always succeeds, and touches nothing.
+    unsafe { libc::gettid() }
 }
 
 #[cfg(test)]

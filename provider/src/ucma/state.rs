@@ -27,6 +27,8 @@ pub struct State {
 struct Channel {
     tickets: Tickets,
     queue: VecDeque<Queued>,
+    /// The thread that took its last event, unless it was since waited for in vain.
+    reader: Option<libc::pid_t>,
 }
 
 /// An id.
@@ -80,6 +82,15 @@ struct Queued {
     response: Box<rdma_ucm_event_resp>,
 }
 
+/// Whose events.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject {
+    /// An id's, those of its memberships and the requests that a listener has got among them.
+    Id(Id),
+    /// A membership's.
+    Membership(MembershipId),
+}
+
 /// What is left to do with the daemon when an id was destroyed here.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Destroyed {
@@ -94,8 +105,12 @@ impl State {
     pub fn add_channel(&mut self, tickets: Tickets) -> ChannelId {
         let channel = self.next_channel;
         self.next_channel += 1;
-        let queue = VecDeque::new();
-        self.channels.insert(channel, Channel { tickets, queue });
+        let place = Channel {
+            tickets,
+            queue: VecDeque::new(),
+            reader: None,
+        };
+        self.channels.insert(channel, place);
         channel
     }
 
@@ -193,7 +208,7 @@ impl State {
         if let Some(known) = self.ids.get(&left.id)
             && let Some(channel) = self.channels.get_mut(&known.channel)
         {
-            channel.retract(|queued| queued.membership == Some(membership));
+            channel.retract(Subject::Membership(membership));
         }
         left.reported
     }
@@ -210,7 +225,7 @@ impl State {
         let retracted = self
             .channels
             .get_mut(&known.channel)
-            .map(|channel| channel.retract(|queued| queued.id == id))
+            .map(|channel| channel.retract(Subject::Id(id)))
             .unwrap_or_default();
         let undelivered: Vec<_> = retracted.iter().filter_map(|queued| queued.new_id).collect();
         for new_id in &undelivered {
@@ -234,7 +249,7 @@ impl State {
         let moved = self
             .channels
             .get_mut(&from)
-            .map(|channel| channel.retract(|queued| queued.id == id))
+            .map(|channel| channel.retract(Subject::Id(id)))
             .unwrap_or_default();
         for new_id in moved.iter().filter_map(|queued| queued.new_id) {
             if let Some(known) = self.ids.get_mut(&new_id) {
@@ -246,6 +261,25 @@ impl State {
             channel.queue.extend(moved);
         }
         Ok(reported)
+    }
+
+    /// The channel of such events, if some wait there and another thread than `me` is its reader.
+    pub fn left_to_reader(&self, subject: Subject, me: libc::pid_t) -> Option<ChannelId> {
+        let id = match subject {
+            Subject::Id(id) => id,
+            Subject::Membership(membership) => self.memberships.get(&membership)?.id,
+        };
+        let number = self.ids.get(&id)?.channel;
+        let channel = self.channels.get(&number)?;
+        let other = channel.reader.is_some_and(|reader| reader != me);
+        (other && channel.queue.iter().any(|queued| queued.concerns(subject))).then_some(number)
+    }
+
+    /// The channel's reader does not come for what waits: nobody is to wait for it until it has taken an event again.
+    pub fn give_up_reader(&mut self, channel: ChannelId) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.reader = None;
+        }
     }
 
     /// Queues an event of the daemon. Gives the id of a request whose listener was destroyed meanwhile: nobody gets it.
@@ -352,11 +386,13 @@ impl State {
         }
     }
 
-    /// Gives the oldest event of a channel to `store`, for a ticket; gives the id of the request that is so taken.
-    /// `None` if there is no event: then the ticket was that of one that was removed. If `store` fails, the event stays.
+    /// Gives the oldest event of a channel to `store`, for a ticket of the thread `me`; gives the id of the request that
+    /// is so taken. `None` if there is no event: then the ticket was that of one that was removed. If `store` fails, the
+    /// event stays.
     pub fn take(
         &mut self,
         channel: ChannelId,
+        me: libc::pid_t,
         store: impl FnOnce(&rdma_ucm_event_resp) -> Result<(), c_int>,
     ) -> Option<Result<Option<Id>, c_int>> {
         let place = self.channels.get_mut(&channel)?;
@@ -366,6 +402,7 @@ impl State {
             return Some(Err(errno));
         }
         let taken = place.queue.pop_front()?;
+        place.reader = Some(me);
         if place.queue.is_empty() {
             // Tickets without events, should a removal have met threads with tickets in their hands.
             place.tickets.take_back(usize::MAX);
@@ -381,15 +418,26 @@ impl State {
 }
 
 impl Channel {
-    /// Takes out the events that `which` names.
-    fn retract(&mut self, which: impl Fn(&Queued) -> bool) -> Vec<Queued> {
-        if !self.queue.iter().any(&which) {
+    /// Takes out such events.
+    fn retract(&mut self, subject: Subject) -> Vec<Queued> {
+        if !self.queue.iter().any(|queued| queued.concerns(subject)) {
             return Vec::new();
         }
-        let (out, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut self.queue).into_iter().partition(which);
+        let (out, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut self.queue)
+            .into_iter()
+            .partition(|queued| queued.concerns(subject));
         self.queue = keep.into();
         self.tickets.take_back(out.len());
         out
+    }
+}
+
+impl Queued {
+    fn concerns(&self, subject: Subject) -> bool {
+        match subject {
+            Subject::Id(id) => self.id == id,
+            Subject::Membership(membership) => self.membership == Some(membership),
+        }
     }
 }
 

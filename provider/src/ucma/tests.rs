@@ -28,8 +28,13 @@ struct Daemon {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A process with a daemon of its own.
+/// A process with a daemon of its own, whose events are waited for longer than a test takes.
 fn start() -> (&'static Process, Daemon) {
+    start_with(Duration::from_secs(600))
+}
+
+/// As [`start`], with what stands for [`PATIENCE`].
+fn start_with(patience: Duration) -> (&'static Process, Daemon) {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let socket = ours.try_clone().unwrap();
@@ -38,7 +43,7 @@ fn start() -> (&'static Process, Daemon) {
     let thread = std::thread::spawn(move || serve(&ours, &note, &told));
     let theirs = Mutex::new(Some(theirs));
     let connect = Box::new(move || theirs.lock().take().ok_or(ControlError::NoDaemon));
-    let process = Process::with(Some(connect)).unwrap();
+    let process = Process::with(Some(connect), patience).unwrap();
     let thread = Some(thread);
     let daemon = Daemon {
         socket,

@@ -34,6 +34,9 @@ fn event(id: Id, kind: EventKind) -> Event {
     }
 }
 
+/// The thread that reads.
+const ME: libc::pid_t = 1;
+
 fn request(listener: Id, new_id: Id) -> Event {
     Event {
         new_id: Some(new_id),
@@ -55,7 +58,7 @@ fn get(state: &mut State, channel: ChannelId, fd: &OwnedFd) -> Option<(u64, u32,
     loop {
         rustix::io::read(fd, &mut [0u8; 8]).ok()?;
         let mut got = None;
-        let taken = state.take(channel, |response| {
+        let taken = state.take(channel, ME, |response| {
             got = Some((response.uid, response.id, response.event));
             Ok(())
         });
@@ -92,7 +95,7 @@ fn an_event_that_can_not_be_stored_stays() {
     state.deliver(&event(1, EventKind::Established));
     rustix::io::read(&fd, &mut [0u8; 8]).unwrap();
     assert_eq!(
-        state.take(channel, |_| Err(libc::EFAULT)),
+        state.take(channel, ME, |_| Err(libc::EFAULT)),
         Some(Err(libc::EFAULT))
     );
     assert!(readable(&fd));
@@ -128,13 +131,44 @@ fn a_destroyed_id_takes_its_events_along() {
 }
 
 #[test]
+fn events_are_left_to_another_thread_that_reads() {
+    let (mut state, channel, fd) = state();
+    add_id(&mut state, 1, channel);
+    add_id(&mut state, 2, channel);
+    state.add_membership(7, 1, 1007);
+    let (id, membership) = (Subject::Id(1), Subject::Membership(7));
+    state.deliver(&event(1, EventKind::AddressResolved));
+    assert_eq!(state.left_to_reader(id, 2), None, "nobody has read");
+    assert_eq!(get(&mut state, channel, &fd), Some((1001, 1, 0)));
+    assert_eq!(state.left_to_reader(id, 2), None, "nothing waits");
+    state.deliver(&event(1, EventKind::RouteResolved));
+    assert_eq!(state.left_to_reader(id, ME), None);
+    assert_eq!(state.left_to_reader(id, 2), Some(channel));
+    assert_eq!(state.left_to_reader(Subject::Id(2), 2), None);
+    assert_eq!(state.left_to_reader(membership, 2), None);
+    state.deliver(&Event {
+        membership: Some(7),
+        ..event(1, EventKind::MulticastJoin)
+    });
+    assert_eq!(state.left_to_reader(membership, 2), Some(channel));
+    state.give_up_reader(channel);
+    assert_eq!(state.left_to_reader(id, 2), None);
+    assert_eq!(get(&mut state, channel, &fd), Some((1001, 1, 2)));
+    assert_eq!(
+        state.left_to_reader(membership, 2),
+        Some(channel),
+        "it reads again"
+    );
+}
+
+#[test]
 fn a_thread_whose_event_was_removed_waits_on() {
     let (mut state, channel, fd) = state();
     add_id(&mut state, 1, channel);
     state.deliver(&event(1, EventKind::AddressResolved));
     rustix::io::read(&fd, &mut [0u8; 8]).unwrap();
     state.destroy(1);
-    assert_eq!(state.take(channel, |_| Ok(())), None);
+    assert_eq!(state.take(channel, ME, |_| Ok(())), None);
     // Two threads with tickets, one event left: the second gets the one that comes next.
     add_id(&mut state, 2, channel);
     add_id(&mut state, 3, channel);
@@ -144,8 +178,8 @@ fn a_thread_whose_event_was_removed_waits_on() {
     rustix::io::read(&fd, &mut [0u8; 8]).unwrap();
     state.destroy(2);
     state.deliver(&event(3, EventKind::RouteResolved));
-    assert_eq!(state.take(channel, |_| Ok(())), Some(Ok(None)));
-    assert_eq!(state.take(channel, |_| Ok(())), Some(Ok(None)));
+    assert_eq!(state.take(channel, ME, |_| Ok(())), Some(Ok(None)));
+    assert_eq!(state.take(channel, ME, |_| Ok(())), Some(Ok(None)));
     assert!(!readable(&fd), "no ticket without an event");
 }
 
@@ -279,7 +313,7 @@ fn programs_make_events() {
         Ok(())
     );
     rustix::io::read(&fd, &mut [0u8; 8]).unwrap();
-    let taken = state.take(channel, |response| {
+    let taken = state.take(channel, ME, |response| {
         assert_eq!((response.uid, response.event, response.status), (1001, 18, 5));
         assert_eq!(response.param[..8], 0x1122_3344_5566_7788u64.to_ne_bytes());
         Ok(())
@@ -299,7 +333,7 @@ fn a_closed_channel_has_no_events() {
     assert_eq!(state.remove_channel(channel), [1, 3]);
     assert!(!state.has_channel(channel));
     assert!(!readable(&fd));
-    assert_eq!(state.take(channel, |_| Ok(())), None);
+    assert_eq!(state.take(channel, ME, |_| Ok(())), None);
     assert!(state.id(2, other).is_ok());
     state.add_id(4, channel, 1, PortSpace::Tcp, QpKind::Rc);
     state.deliver(&event(4, EventKind::AddressResolved));

@@ -137,6 +137,87 @@ fn an_id_moves_to_another_channel() {
     new.close();
 }
 
+/// A thread that reads one event, and when it is told to, after poll said that there is one, another.
+fn reader(program: Program) -> (Sender<()>, JoinHandle<Result<rdma_ucm_event_resp, c_int>>) {
+    let (go, told) = mpsc::channel();
+    let (ready, is_ready) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        program.event().unwrap();
+        ready.send(()).unwrap();
+        told.recv().unwrap();
+        program.event()
+    });
+    is_ready.recv().unwrap();
+    (go, thread)
+}
+
+#[test]
+fn what_a_thread_was_told_of_by_poll_is_not_removed_before_it_comes() {
+    for command in [cmd::DESTROY_ID, cmd::LEAVE_MCAST, cmd::MIGRATE_ID] {
+        let (process, daemon) = start();
+        let program = Program::new(process, NONBLOCK);
+        let other = Program::new(process, libc::O_RDWR);
+        let id = program.create(11, TCP).unwrap();
+        daemon.event(id, EventKind::AddressResolved, None, None);
+        program.poll();
+        let (go, thread) = reader(program);
+        let (address, addr_size) = storage("224.0.0.9:0");
+        let mut membership = rdma_ucm_create_id_resp { id: 0 };
+        let body = rdma_ucm_join_mcast {
+            response: &raw mut membership as u64,
+            uid: 12,
+            id,
+            addr_size,
+            join_flags: 1,
+            addr: address,
+        };
+        assert_eq!(program.call(cmd::JOIN_MCAST, &body, 4), Ok(()));
+        let membership = membership.id;
+        daemon.event(id, EventKind::MulticastJoin, None, Some(membership));
+        program.poll();
+        let (begun, has_begun) = mpsc::channel();
+        let end = std::thread::spawn(move || {
+            begun.send(()).unwrap();
+            match command {
+                cmd::DESTROY_ID => program.end(command, id),
+                cmd::LEAVE_MCAST => program.end(command, membership),
+                _ => {
+                    let mut response = rdma_ucm_migrate_resp { events_reported: 9 };
+                    let body = rdma_ucm_migrate_id {
+                        response: &raw mut response as u64,
+                        id,
+                        fd: program.0.cast_unsigned(),
+                    };
+                    other.call(command, &body, 4).map(|()| response.events_reported)
+                }
+            }
+        });
+        has_begun.recv().unwrap();
+        go.send(()).unwrap();
+        assert_eq!(thread.join().unwrap().unwrap().uid, 12);
+        let reported = if command == cmd::LEAVE_MCAST { 1 } else { 2 };
+        assert_eq!(end.join().unwrap(), Ok(reported));
+        other.close();
+        program.close();
+    }
+}
+
+#[test]
+fn a_thread_that_does_not_come_holds_nobody_up() {
+    let (process, daemon) = start_with(Duration::ZERO);
+    let program = Program::new(process, NONBLOCK);
+    let id = program.create(11, TCP).unwrap();
+    daemon.event(id, EventKind::AddressResolved, None, None);
+    program.poll();
+    let (go, thread) = reader(program);
+    daemon.event(id, EventKind::RouteResolved, None, None);
+    program.poll();
+    assert_eq!(program.end(cmd::DESTROY_ID, id), Ok(1));
+    go.send(()).unwrap();
+    assert_eq!(thread.join().unwrap().unwrap_err(), libc::EAGAIN);
+    program.close();
+}
+
 #[test]
 fn programs_wake_each_other() {
     let (process, daemon) = start();
