@@ -221,7 +221,7 @@ impl RdmaCm {
             _ => {}
         }
         let Some(&id) = self.comms.get(&event.comm_id) else {
-            return;
+            return self.leave_lobby(now, event.comm_id);
         };
         self.touch(id);
         let expected = match event.kind {

@@ -104,8 +104,10 @@ impl RdmaCm {
             self.memberships.insert(Handle::new(session, membership), id);
             self.hold(session, 1);
         }
-        if self.entry(id).kept.state == State::AddressQuery {
-            self.ask_resolver(now, id);
+        match self.entry(id).kept.state {
+            State::AddressQuery => self.ask_resolver(now, id),
+            State::Listen => self.offer_waiting(now),
+            _ => {}
         }
         Some(())
     }

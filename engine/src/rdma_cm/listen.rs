@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::address::Family;
 use super::bind::gid_index;
 use super::id::{Kept, State};
+use super::lobby::Asks;
 use super::resolve::bound;
 use super::{
     Address, DatagramParameters, Details, Errno, Event, EventKind, Handle, IbAddress, Parameters, PathRecord,
@@ -30,8 +31,10 @@ struct Asked {
 
 /// Why a request finds no id.
 enum Miss {
-    /// Nobody listens at the service id.
+    /// There is no such service.
     Service,
+    /// Nobody listens at the service id.
+    Listener,
     /// Who listens does not take this one.
     Unwanted,
     /// There is no room: the peer will ask again.
@@ -40,7 +43,7 @@ enum Miss {
 
 impl RdmaCm {
     /// LISTEN.
-    pub(super) fn listen(&mut self, id: Handle, backlog: i32) -> Result<(), Errno> {
+    pub(super) fn listen(&mut self, now: Time, id: Handle, backlog: i32) -> Result<(), Errno> {
         if self.own(id)?.kept.state != State::Bound {
             let any = Address::Ip(SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0));
             self.bind_to(id, any, None)?;
@@ -59,6 +62,7 @@ impl RdmaCm {
             .ok()
             .filter(|backlog| (1..MAX_BACKLOG).contains(backlog))
             .unwrap_or(MAX_BACKLOG);
+        self.offer_waiting(now);
         Ok(())
     }
 
@@ -79,6 +83,13 @@ impl RdmaCm {
 
     /// A REQ has come.
     pub(super) fn request_came(&mut self, now: Time, comm: CommId, request: &Request) {
+        if !self.offer_request(now, comm, request) {
+            self.wait_for_listener(now, comm, Asks::Connection(Box::new(request.clone())));
+        }
+    }
+
+    /// Gives a REQ to who listens for it, or answers it; false if nobody listens.
+    pub(super) fn offer_request(&mut self, now: Time, comm: CommId, request: &Request) -> bool {
         let message = &request.message;
         let asked = Asked {
             service_id: message.service_id,
@@ -126,6 +137,7 @@ impl RdmaCm {
                 // A duplicate says that the peer has waited long: it is asked for patience.
                 let _ = self.cm.delay_when_asked(comm, SERVICE_TIMEOUT);
             }
+            Err(Miss::Listener) => return false,
             Err(Miss::Service) => self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID),
             Err(Miss::Unwanted) => {
                 let _ = self.cm.reject(now, comm, RejReason::CONSUMER_DEFINED, &[], &[]);
@@ -136,10 +148,18 @@ impl RdmaCm {
                 self.cm.forget(comm);
             }
         }
+        true
     }
 
     /// A SIDR_REQ has come.
     pub(super) fn sidr_request_came(&mut self, now: Time, comm: CommId, request: &SidrRequest) {
+        if !self.offer_sidr_request(now, comm, request) {
+            self.wait_for_listener(now, comm, Asks::Datagram(Box::new(request.clone())));
+        }
+    }
+
+    /// Gives a SIDR_REQ to who listens for it, or answers it; false if nobody listens.
+    pub(super) fn offer_sidr_request(&mut self, now: Time, comm: CommId, request: &SidrRequest) -> bool {
         let message = &request.message;
         let asked = Asked {
             service_id: message.service_id,
@@ -160,6 +180,7 @@ impl RdmaCm {
                 });
                 self.present(listener, kept, comm, details, crate::cm::Ece::default());
             }
+            Err(Miss::Listener) => return false,
             Err(Miss::Service) => self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID),
             Err(Miss::Unwanted | Miss::NoRoom) => {
                 let reply = SidrReplyParameters {
@@ -170,6 +191,7 @@ impl RdmaCm {
                 self.cm.destroy(now, comm);
             }
         }
+        true
     }
 
     /// The listener for a request, and what the new id is to be.
@@ -189,7 +211,7 @@ impl RdmaCm {
                     .as_ref()
                     .is_none_or(|bound| bound.device == device.name)
         });
-        let first = listeners.next().ok_or(Miss::Service)?;
+        let first = listeners.next().ok_or(Miss::Listener)?;
         if is_ip && asked.header.is_none() {
             return Err(Miss::Unwanted);
         }

@@ -15,6 +15,7 @@ mod id;
 mod interface;
 mod keepsake;
 mod listen;
+mod lobby;
 mod multicast;
 mod ports;
 mod resolve;
@@ -33,6 +34,7 @@ use crate::control::DeviceInfo;
 use crate::link::Path;
 use crate::time::Time;
 use id::{Identifier, Kept, MAX_IDS, MAX_IDS_OF_SESSION, MAX_IDS_OF_USER, MAX_NUMBER, State};
+use lobby::Lobby;
 use ports::Ports;
 
 pub use interface::*;
@@ -77,6 +79,7 @@ pub struct RdmaCm {
     memberships: BTreeMap<Handle, Handle>,
     /// The requests that programs have not got: (listener, new id).
     requests: BTreeSet<(Handle, Handle)>,
+    lobby: Lobby,
     ports: Ports,
     /// The number that the next question about an address gets.
     next_token: u64,
@@ -220,6 +223,7 @@ impl RdmaCm {
             comms: BTreeMap::new(),
             memberships: BTreeMap::new(),
             requests: BTreeSet::new(),
+            lobby: Lobby::default(),
             ports: Ports::default(),
             next_token: 1,
             resolves: BTreeMap::new(),
@@ -236,6 +240,7 @@ impl RdmaCm {
     /// The devices as they are now. What was bound to one that is missing has its [`EventKind::DeviceRemoval`].
     pub fn set_devices(&mut self, now: Time, devices: &[DeviceInfo]) {
         self.devices_changed(devices);
+        self.clear_lobby();
         self.settle(now);
     }
 
@@ -305,7 +310,7 @@ impl RdmaCm {
                 return Ok(Answer::QpAttributes(Box::new(attributes)));
             }
             Command::Connect { id, parameters, ece } => self.connect(now, of(id), &parameters, ece)?,
-            Command::Listen { id, backlog } => self.listen(of(id), backlog)?,
+            Command::Listen { id, backlog } => self.listen(now, of(id), backlog)?,
             Command::Accept { id, parameters, ece } => {
                 self.accept(now, of(id), parameters.as_ref(), ece)?;
             }
@@ -397,13 +402,17 @@ impl RdmaCm {
     pub fn timeout(&mut self, now: Time) {
         self.cm.timeout(now);
         self.expire_resolves(now);
+        self.expire_waiting(now);
         self.settle(now);
     }
 
     /// When [`RdmaCm::timeout`] is to be called next.
     pub fn deadline(&self) -> Option<Time> {
         let resolve = self.resolve_deadlines.first().map(|(deadline, _)| *deadline);
-        [self.cm.deadline(), resolve].into_iter().flatten().min()
+        [self.cm.deadline(), resolve, self.lobby.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// The next thing to do; to be called until it gives `None` after each of the other calls.

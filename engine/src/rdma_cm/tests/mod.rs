@@ -5,6 +5,7 @@ mod connections;
 mod datagrams;
 mod exchange;
 mod keepsakes;
+mod lobby;
 mod programs;
 mod resolution;
 mod world;
