@@ -4,7 +4,7 @@
 //! threads. A thread of the session's own ("ferroce-cm") receives otherwise, and looks for the next daemon when one
 //! ends: it shows that the ids by their keepsakes, and repeats the commands that were under way.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -87,7 +87,7 @@ struct Link {
     restoring: usize,
     next_sequence: u32,
     pending: BTreeMap<u32, Pending>,
-    keepsakes: HashMap<Id, Vec<u8>>,
+    keepsakes: BTreeMap<Id, Vec<u8>>,
     /// Requests that the program has taken.
     taken: BTreeSet<Id>,
 }
@@ -498,11 +498,11 @@ impl Link {
         self.taken.remove(&id);
     }
 
-    /// What a new daemon is to be told of the ids.
+    /// What a new daemon is to be told of the ids: the highest number first, so that it gives out none of the others.
     fn restore_messages(&self) -> Vec<Vec<u8>> {
         let mut messages = Vec::new();
         let (mut keepsakes, mut bytes) = (Vec::new(), 0);
-        for (id, state) in &self.keepsakes {
+        for (id, state) in self.keepsakes.iter().rev() {
             if bytes + state.len() > RESTORE_BYTES && !keepsakes.is_empty() {
                 messages.push(protocol::encode(&Request::CmRestore(std::mem::take(
                     &mut keepsakes,

@@ -5,6 +5,7 @@ use ferroce_wire::gid::Gid;
 
 use super::id::{Kept, State};
 use super::listen::{SERVICE_TIMEOUT, data_offset};
+use super::lobby::Asks;
 use super::{Address, Details, Ece, Errno, Event, EventKind, Handle, Parameters, QpKind, RdmaCm};
 use crate::cm::{self, CommId, ReplyParameters, RequestParameters, SidrReplyParameters, Transport};
 use crate::time::Time;
@@ -213,28 +214,29 @@ impl RdmaCm {
     }
 
     /// Something has happened to a connection.
-    pub(super) fn comm_event(&mut self, now: Time, event: &cm::Event) {
+    pub(super) fn comm_event(&mut self, now: Time, event: cm::Event) {
         use cm::EventKind as Kind;
-        match &event.kind {
-            Kind::Request(request) => return self.request_came(now, event.comm_id, request),
-            Kind::SidrRequest(request) => return self.sidr_request_came(now, event.comm_id, request),
-            _ => {}
-        }
-        let Some(&id) = self.comms.get(&event.comm_id) else {
-            return self.leave_lobby(now, event.comm_id);
+        let comm = event.comm_id;
+        let kind = match event.kind {
+            Kind::Request(request) => return self.request_came(now, comm, Asks::Connection(request)),
+            Kind::SidrRequest(request) => return self.request_came(now, comm, Asks::Datagram(request)),
+            kind => kind,
+        };
+        let Some(&id) = self.comms.get(&comm) else {
+            return self.leave_lobby(now, comm);
         };
         self.touch(id);
-        let expected = match event.kind {
+        let expected = match kind {
             Kind::TimewaitExit => State::Disconnect,
             _ => State::Connect,
         };
         if self.entry(id).kept.state != expected {
             return;
         }
-        match &event.kind {
+        match &kind {
             // The last one changes the keepsake alone.
             Kind::Request(_) | Kind::SidrRequest(_) | Kind::Delayed { .. } | Kind::Stale => {}
-            Kind::Reply(reply) => self.reply_came(id, event.comm_id, reply),
+            Kind::Reply(reply) => self.reply_came(id, comm, reply),
             Kind::Ready { .. } | Kind::Established => self.tell(id, EventKind::Established, 0),
             Kind::Rejected(rejection) => {
                 let details = Details::Connection(Parameters {

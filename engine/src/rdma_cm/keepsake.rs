@@ -104,10 +104,8 @@ impl RdmaCm {
             self.memberships.insert(Handle::new(session, membership), id);
             self.hold(session, 1);
         }
-        match self.entry(id).kept.state {
-            State::AddressQuery => self.ask_resolver(now, id),
-            State::Listen => self.offer_waiting(now),
-            _ => {}
+        if self.entry(id).kept.state == State::AddressQuery {
+            self.ask_resolver(now, id);
         }
         Some(())
     }

@@ -1,6 +1,6 @@
 //! Listeners, and the requests that come to them.
 
-use ferroce_wire::cm::{IpHeader, RejReason, ip_header};
+use ferroce_wire::cm::{IpHeader, RejReason};
 use std::net::{IpAddr, SocketAddr};
 
 use super::address::Family;
@@ -22,7 +22,10 @@ pub(super) const SERVICE_TIMEOUT: u8 = 24;
 
 /// What a request says about who asks whom.
 struct Asked {
-    service_id: u64,
+    space: PortSpace,
+    port: u16,
+    /// Whether there is an IP header, good or bad.
+    is_ip: bool,
     /// `None`: what comes has no IP header, as the requests of InfiniBand's own address family.
     header: Option<IpHeader>,
     /// The kind of the new id's queue pair.
@@ -30,12 +33,14 @@ struct Asked {
 }
 
 /// Why a request finds no id.
-enum Miss {
+pub(super) enum Miss {
     /// There is no such service.
     Service,
-    /// Nobody listens at the service id.
+    /// Nobody listens at the port.
     Listener,
-    /// Who listens does not take this one.
+    /// Who listens there does so at other addresses.
+    Address,
+    /// It is none that who listens would take.
     Unwanted,
     /// There is no room: the peer will ask again.
     NoRoom,
@@ -62,7 +67,10 @@ impl RdmaCm {
             .ok()
             .filter(|backlog| (1..MAX_BACKLOG).contains(backlog))
             .unwrap_or(MAX_BACKLOG);
-        self.offer_waiting(now);
+        let (owned, source) = (kept.owns_port, kept.source);
+        if let (Some(space), Some(source)) = (owned, source) {
+            self.offer_waiting(now, space, source.port());
+        }
         Ok(())
     }
 
@@ -81,18 +89,27 @@ impl RdmaCm {
         Ok(())
     }
 
-    /// A REQ has come.
-    pub(super) fn request_came(&mut self, now: Time, comm: CommId, request: &Request) {
-        if !self.offer_request(now, comm, request) {
-            self.wait_for_listener(now, comm, Asks::Connection(Box::new(request.clone())));
+    /// Gives a request to who listens for it.
+    pub(super) fn offer(&mut self, comm: CommId, asks: &Asks) -> Result<(), Miss> {
+        let (space, port) = asks.service().ok_or(Miss::Service)?;
+        match asks {
+            Asks::Connection(request) => self.offer_connection(comm, request, space, port),
+            Asks::Datagram(request) => self.offer_datagram(comm, request, space, port),
         }
     }
 
-    /// Gives a REQ to who listens for it, or answers it; false if nobody listens.
-    pub(super) fn offer_request(&mut self, now: Time, comm: CommId, request: &Request) -> bool {
+    fn offer_connection(
+        &mut self,
+        comm: CommId,
+        request: &Request,
+        space: PortSpace,
+        port: u16,
+    ) -> Result<(), Miss> {
         let message = &request.message;
         let asked = Asked {
-            service_id: message.service_id,
+            space,
+            port,
+            is_ip: is_ip_version(&message.private_data),
             header: IpHeader::parse(&message.private_data).ok(),
             qp_kind: match request.transport {
                 Transport::Rc => QpKind::Rc,
@@ -100,89 +117,87 @@ impl RdmaCm {
                 Transport::Xrc => QpKind::XrcTarget,
             },
         };
-        let is_ip = is_ip_version(&message.private_data);
-        match self.admit(&asked, is_ip, &request.way) {
-            Ok((listener, mut kept)) => {
-                let path = &message.primary;
-                kept.path = Some(PathRecord {
-                    dest_gid: path.local_gid.0,
-                    source_gid: path.remote_gid.0,
-                    service_id: message.service_id,
-                    flow_label: path.flow_label,
-                    hop_limit: path.hop_limit,
-                    traffic_class: path.traffic_class,
-                    pkey: message.pkey,
-                    sl: path.sl,
-                    mtu: message.path_mtu,
-                    rate: path.packet_rate,
-                    packet_life_time: path.local_ack_timeout.saturating_sub(1),
-                });
-                if self.is_of_ib(listener) {
-                    name_ends(&mut kept, message.service_id);
-                }
-                kept.remote_qpn = message.local_qpn;
-                let offset = data_offset(&self.entry(listener).kept);
-                let details = Details::Connection(Parameters {
-                    qpn: message.local_qpn,
-                    qkey: 0,
-                    private_data: message.private_data[offset..].to_vec(),
-                    responder_resources: message.initiator_depth,
-                    initiator_depth: message.responder_resources,
-                    flow_control: message.end_to_end_flow_control,
-                    retry_count: message.retry_count,
-                    rnr_retry_count: message.rnr_retry_count,
-                    srq: message.srq,
-                });
-                self.present(listener, kept, comm, details, request.ece);
-                // A duplicate says that the peer has waited long: it is asked for patience.
-                let _ = self.cm.delay_when_asked(comm, SERVICE_TIMEOUT);
-            }
-            Err(Miss::Listener) => return false,
-            Err(Miss::Service) => self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID),
-            Err(Miss::Unwanted) => {
-                let _ = self.cm.reject(now, comm, RejReason::CONSUMER_DEFINED, &[], &[]);
-                self.cm.destroy(now, comm);
-            }
-            Err(Miss::NoRoom) => {
-                self.backlog_full += 1;
-                self.cm.forget(comm);
-            }
+        let (listener, mut kept) = self.admit(&asked, &request.way)?;
+        let path = &message.primary;
+        kept.path = Some(PathRecord {
+            dest_gid: path.local_gid.0,
+            source_gid: path.remote_gid.0,
+            service_id: message.service_id,
+            flow_label: path.flow_label,
+            hop_limit: path.hop_limit,
+            traffic_class: path.traffic_class,
+            pkey: message.pkey,
+            sl: path.sl,
+            mtu: message.path_mtu,
+            rate: path.packet_rate,
+            packet_life_time: path.local_ack_timeout.saturating_sub(1),
+        });
+        if self.is_of_ib(listener) {
+            name_ends(&mut kept, message.service_id);
         }
-        true
+        kept.remote_qpn = message.local_qpn;
+        let offset = data_offset(&self.entry(listener).kept);
+        let details = Details::Connection(Parameters {
+            qpn: message.local_qpn,
+            qkey: 0,
+            private_data: message.private_data[offset..].to_vec(),
+            responder_resources: message.initiator_depth,
+            initiator_depth: message.responder_resources,
+            flow_control: message.end_to_end_flow_control,
+            retry_count: message.retry_count,
+            rnr_retry_count: message.rnr_retry_count,
+            srq: message.srq,
+        });
+        self.present(listener, kept, comm, details, request.ece);
+        // A duplicate says that the peer has waited long: it is asked for patience.
+        let _ = self.cm.delay_when_asked(comm, SERVICE_TIMEOUT);
+        Ok(())
     }
 
-    /// A SIDR_REQ has come.
-    pub(super) fn sidr_request_came(&mut self, now: Time, comm: CommId, request: &SidrRequest) {
-        if !self.offer_sidr_request(now, comm, request) {
-            self.wait_for_listener(now, comm, Asks::Datagram(Box::new(request.clone())));
-        }
-    }
-
-    /// Gives a SIDR_REQ to who listens for it, or answers it; false if nobody listens.
-    pub(super) fn offer_sidr_request(&mut self, now: Time, comm: CommId, request: &SidrRequest) -> bool {
+    fn offer_datagram(
+        &mut self,
+        comm: CommId,
+        request: &SidrRequest,
+        space: PortSpace,
+        port: u16,
+    ) -> Result<(), Miss> {
         let message = &request.message;
         let asked = Asked {
-            service_id: message.service_id,
+            space,
+            port,
+            is_ip: is_ip_version(&message.private_data),
             header: IpHeader::parse(&message.private_data).ok(),
             qp_kind: QpKind::Ud,
         };
-        let is_ip = is_ip_version(&message.private_data);
-        match self.admit(&asked, is_ip, &request.way) {
-            Ok((listener, mut kept)) => {
-                if self.is_of_ib(listener) {
-                    kept.source = self.entry(listener).kept.source;
-                    kept.dest = None;
-                }
-                let offset = data_offset(&self.entry(listener).kept);
-                let details = Details::Datagram(DatagramParameters {
-                    private_data: message.private_data[offset..].to_vec(),
-                    ..DatagramParameters::default()
-                });
-                self.present(listener, kept, comm, details, crate::cm::Ece::default());
+        let (listener, mut kept) = self.admit(&asked, &request.way)?;
+        if self.is_of_ib(listener) {
+            kept.source = self.entry(listener).kept.source;
+            kept.dest = None;
+        }
+        let offset = data_offset(&self.entry(listener).kept);
+        let details = Details::Datagram(DatagramParameters {
+            private_data: message.private_data[offset..].to_vec(),
+            ..DatagramParameters::default()
+        });
+        self.present(listener, kept, comm, details, crate::cm::Ece::default());
+        Ok(())
+    }
+
+    /// Answers a request that nobody takes, or leaves it unanswered, so that it comes again.
+    pub(super) fn turn_away(&mut self, now: Time, comm: CommId, asks: &Asks, miss: Miss) {
+        match (asks, miss) {
+            (_, Miss::Service | Miss::Listener) => {
+                self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID);
             }
-            Err(Miss::Listener) => return false,
-            Err(Miss::Service) => self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID),
-            Err(Miss::Unwanted | Miss::NoRoom) => {
+            (Asks::Connection(_), Miss::Address | Miss::Unwanted) => {
+                let _ = self.cm.reject(now, comm, RejReason::CONSUMER_DEFINED, &[], &[]);
+                self.cm.destroy(now, comm);
+            }
+            (Asks::Connection(_), Miss::NoRoom) => {
+                self.backlog_full += 1;
+                self.cm.forget(comm);
+            }
+            (Asks::Datagram(_), Miss::Address | Miss::Unwanted | Miss::NoRoom) => {
                 let reply = SidrReplyParameters {
                     status: ferroce_wire::cm::SidrStatus::REJECTED,
                     ..SidrReplyParameters::default()
@@ -191,19 +206,16 @@ impl RdmaCm {
                 self.cm.destroy(now, comm);
             }
         }
-        true
     }
 
     /// The listener for a request, and what the new id is to be.
-    fn admit(&self, asked: &Asked, is_ip: bool, way: &Way) -> Result<(Handle, Kept), Miss> {
-        let (space, port) = ip_header::port_of_service(asked.service_id).ok_or(Miss::Service)?;
-        let space = PortSpace::from_number(space as u32).ok_or(Miss::Service)?;
+    fn admit(&self, asked: &Asked, way: &Way) -> Result<(Handle, Kept), Miss> {
         let device = self
             .devices
             .iter()
             .find(|device| device.name == way.device)
             .ok_or(Miss::Service)?;
-        let mut listeners = self.ports.owners(space, port).filter(|id| {
+        let mut listeners = self.ports.owners(asked.space, asked.port).filter(|id| {
             let kept = &self.entry(*id).kept;
             kept.state == State::Listen
                 && kept
@@ -212,13 +224,13 @@ impl RdmaCm {
                     .is_none_or(|bound| bound.device == device.name)
         });
         let first = listeners.next().ok_or(Miss::Listener)?;
-        if is_ip && asked.header.is_none() {
+        if asked.is_ip && asked.header.is_none() {
             return Err(Miss::Unwanted);
         }
         let listener = std::iter::once(first)
             .chain(listeners)
             .find(|id| self.takes(&self.entry(*id).kept, asked, device.ifindex))
-            .ok_or(Miss::Unwanted)?;
+            .ok_or(Miss::Address)?;
         let entry = self.entry(listener);
         let theirs = &entry.kept;
         if theirs.qp_kind != asked.qp_kind {
@@ -240,7 +252,7 @@ impl RdmaCm {
             {
                 return Err(Miss::Unwanted);
             }
-            kept.source = Some(Address::Ip(SocketAddr::new(ours, port)));
+            kept.source = Some(Address::Ip(SocketAddr::new(ours, asked.port)));
             kept.dest = Some(Address::Ip(SocketAddr::new(theirs, header.src_port)));
         }
         if theirs.backlog == 0 || !self.has_room(listener.session) {

@@ -7,16 +7,17 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ferroce_wire::cm::RejReason;
+use ferroce_wire::cm::ip_header;
 
-use super::RdmaCm;
+use super::listen::Miss;
+use super::{PortSpace, RdmaCm};
 use crate::cm::{CommId, Request, SidrRequest, Way};
 use crate::time::Time;
 
 /// How long a request waits for a listener.
 pub(super) const PATIENCE: Duration = Duration::from_millis(50);
 /// Most requests that wait; others are refused at once.
-pub(super) const MAX_WAITING: usize = 64;
+pub(super) const MAX_WAITING: usize = 1024;
 
 /// The requests that wait, oldest first.
 #[derive(Default)]
@@ -35,51 +36,67 @@ pub(super) enum Asks {
 }
 
 impl Asks {
-    fn way(&self) -> &Way {
+    pub fn way(&self) -> &Way {
         match self {
             Asks::Connection(request) => &request.way,
             Asks::Datagram(request) => &request.way,
         }
     }
+
+    /// Port space and port, if it is for any.
+    pub fn service(&self) -> Option<(PortSpace, u16)> {
+        let service_id = match self {
+            Asks::Connection(request) => request.message.service_id,
+            Asks::Datagram(request) => request.message.service_id,
+        };
+        let (space, port) = ip_header::port_of_service(service_id)?;
+        Some((PortSpace::from_number(space as u32)?, port))
+    }
 }
 
 impl Lobby {
-    /// When the first is to be refused.
+    /// When the first has waited long enough.
     pub fn deadline(&self) -> Option<Time> {
         self.0.front().map(|waiting| waiting.until)
     }
 }
 
 impl RdmaCm {
-    /// Nobody listens for the request: it waits, if there is room.
-    pub(super) fn wait_for_listener(&mut self, now: Time, comm: CommId, asks: Asks) {
-        if self.lobby.0.len() < MAX_WAITING {
-            let until = now + PATIENCE;
-            self.lobby.0.push_back(Waiting { until, comm, asks });
-        } else {
-            self.cm.refuse(now, comm, RejReason::INVALID_SERVICE_ID);
+    /// A REQ or SIDR_REQ has come.
+    pub(super) fn request_came(&mut self, now: Time, comm: CommId, asks: Asks) {
+        match self.offer(comm, &asks) {
+            Ok(()) => {}
+            Err(Miss::Listener | Miss::Address) if self.lobby.0.len() < MAX_WAITING => {
+                let until = now + PATIENCE;
+                self.lobby.0.push_back(Waiting { until, comm, asks });
+            }
+            Err(miss) => self.turn_away(now, comm, &asks, miss),
         }
     }
 
-    /// Somebody has begun to listen.
-    pub(super) fn offer_waiting(&mut self, now: Time) {
+    /// Somebody has begun to listen at a port.
+    pub(super) fn offer_waiting(&mut self, now: Time, space: PortSpace, port: u16) {
         for waiting in std::mem::take(&mut self.lobby.0) {
-            let answered = match &waiting.asks {
-                Asks::Connection(request) => self.offer_request(now, waiting.comm, request),
-                Asks::Datagram(request) => self.offer_sidr_request(now, waiting.comm, request),
-            };
-            if !answered {
+            if waiting.asks.service() != Some((space, port)) {
                 self.lobby.0.push_back(waiting);
+                continue;
+            }
+            match self.offer(waiting.comm, &waiting.asks) {
+                Ok(()) => {}
+                Err(Miss::Listener | Miss::Address) => self.lobby.0.push_back(waiting),
+                Err(miss) => self.turn_away(now, waiting.comm, &waiting.asks, miss),
             }
         }
     }
 
-    /// Refuses those that have waited long enough.
+    /// Refuses those that have waited long enough, but for those whose listener has come from an earlier daemon.
     pub(super) fn expire_waiting(&mut self, now: Time) {
         while self.lobby.deadline().is_some_and(|until| until <= now)
             && let Some(waiting) = self.lobby.0.pop_front()
         {
-            self.cm.refuse(now, waiting.comm, RejReason::INVALID_SERVICE_ID);
+            if let Err(miss) = self.offer(waiting.comm, &waiting.asks) {
+                self.turn_away(now, waiting.comm, &waiting.asks, miss);
+            }
         }
     }
 

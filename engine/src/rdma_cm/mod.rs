@@ -415,6 +415,12 @@ impl RdmaCm {
             .min()
     }
 
+    /// Whether peers or programs are still to be told something that has begun here: not so with requests that wait for a
+    /// listener, which come again.
+    pub fn is_busy(&self) -> bool {
+        self.cm.deadline().is_some() || !self.resolve_deadlines.is_empty()
+    }
+
     /// The next thing to do; to be called until it gives `None` after each of the other calls.
     pub fn poll(&mut self) -> Option<Output> {
         self.ready.pop_front()
@@ -633,7 +639,7 @@ impl RdmaCm {
     /// nobody knows of a state that would not survive.
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.cm.poll_event() {
-            self.comm_event(now, &event);
+            self.comm_event(now, event);
         }
         self.push_keepsakes(now);
         while let Some(transmit) = self.cm.poll_transmit() {

@@ -465,6 +465,7 @@ impl Channel {
         let Some(from) = descriptors::get_as::<Channel>(fd).filter(|it| it.process.is_current()) else {
             return Err(not_a_channel(fd));
         };
+        self.process.state.lock().id(argument.id, from.number)?;
         let events_reported = self
             .process
             .state_after_reader(Subject::Id(argument.id))

@@ -36,7 +36,7 @@ pub struct Process {
     generation: u32,
     session: OnceLock<Session>,
     state: Mutex<State>,
-    /// An event was taken.
+    /// An event was taken, or a channel has gone.
     taken: Condvar,
     /// [`PATIENCE`].
     patience: Duration,
@@ -270,6 +270,7 @@ impl Channel {
     /// Destroys the channel's ids.
     fn close(&self) {
         let ids = self.process.state.lock().remove_channel(self.number);
+        self.process.taken.notify_all();
         let Ok(session) = self.process.session() else {
             return;
         };

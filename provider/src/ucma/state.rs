@@ -275,9 +275,11 @@ impl State {
         (other && channel.queue.iter().any(|queued| queued.concerns(subject))).then_some(number)
     }
 
-    /// The channel's reader does not come for what waits: nobody is to wait for it until it has taken an event again.
+    /// The channel's reader does not come for what waits: nobody is to wait for it, on any channel, until it has taken an
+    /// event again.
     pub fn give_up_reader(&mut self, channel: ChannelId) {
-        if let Some(channel) = self.channels.get_mut(&channel) {
+        let gone = self.channels.get(&channel).and_then(|it| it.reader);
+        for channel in self.channels.values_mut().filter(|it| it.reader == gone) {
             channel.reader = None;
         }
     }

@@ -120,6 +120,8 @@ impl ConnectionManager {
         patience: Duration,
     ) -> Letters {
         self.open(session, uid);
+        // Until they are all here, none of their numbers is to be given to another.
+        self.cm.skip_numbers(session, highest(&keepsakes));
         let restore = Restore {
             session,
             left: keepsakes,
@@ -134,8 +136,7 @@ impl ConnectionManager {
         self.open(session, uid);
         let lost: Vec<Id> = keepsakes.iter().map(|it| it.id).collect();
         // The program still has these, until it destroys them.
-        self.cm
-            .skip_numbers(session, lost.iter().copied().max().unwrap_or(0));
+        self.cm.skip_numbers(session, highest(keepsakes));
         vec![(session, Reply::CmRestored { lost })]
     }
 
@@ -234,7 +235,7 @@ impl ConnectionManager {
 
     /// True while peers are still to be told something, or may have to be: connections that end.
     pub fn is_busy(&self) -> bool {
-        self.cm.deadline().is_some() || self.gsi.is_busy()
+        self.cm.is_busy() || self.gsi.is_busy()
     }
 
     /// All ids.
@@ -306,6 +307,11 @@ impl ConnectionManager {
         });
         messages.collect()
     }
+}
+
+/// The highest number among keepsakes; 0 without any.
+fn highest(keepsakes: &[Keepsake]) -> Id {
+    keepsakes.iter().map(|it| it.id).max().unwrap_or(0)
 }
 
 /// Now, by the monotonic clock: the same for all daemons of a host.

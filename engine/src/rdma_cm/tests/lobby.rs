@@ -106,24 +106,48 @@ fn nobody_answers_from_a_device_that_is_gone() {
 }
 
 #[test]
-fn a_listener_that_comes_to_the_next_daemon_finds_it() {
-    let mut world = World::new(7);
+fn a_listener_at_another_address_is_not_the_one() {
+    let mut world = World::of(
+        8,
+        vec![
+            vec![device("a", 2, &["10.0.0.1"])],
+            vec![device("b", 3, &["10.0.0.2", "10.0.0.3"])],
+        ],
+    );
+    world.listener(1, PortSpace::Tcp, "10.0.0.3:9");
+    let client = early(&mut world, PortSpace::Tcp);
+    assert_eq!(world.expect(0, EventKind::Rejected).status, 28);
+    world.command(0, Command::Destroy { id: client }).unwrap();
+    early(&mut world, PortSpace::Tcp);
     let listener = world.listener(1, PortSpace::Tcp, "10.0.0.2:9");
+    assert_eq!(world.expect(1, EventKind::ConnectRequest).id, listener);
+    world.finish();
+}
+
+#[test]
+fn a_listener_of_an_earlier_daemon_takes_it_once_all_ids_are_there() {
+    let mut world = World::new(7);
+    let ids = [
+        world.listener(1, PortSpace::Tcp, "10.0.0.2:9"),
+        world.listener(1, PortSpace::Tcp, "10.0.0.2:10"),
+    ];
     let keepsakes = std::mem::take(&mut world.hosts[1].keepsakes);
     let now = world.now;
     world.hosts[1].restart(now);
     early(&mut world, PortSpace::Tcp);
+    for id in ids {
+        let keepsake = crate::rdma_cm::Keepsake {
+            id,
+            state: Some(keepsakes[&id].clone()),
+        };
+        let now = world.now;
+        assert!(world.hosts[1].cm.restore(now, super::world::PROGRAM, &keepsake));
+    }
     world.hosts[1].keepsakes = keepsakes;
-    let (cm, state) = {
-        let host = &mut world.hosts[1];
-        (&mut host.cm, host.keepsakes[&listener].clone())
-    };
-    let keepsake = crate::rdma_cm::Keepsake {
-        id: listener,
-        state: Some(state),
-    };
-    assert!(cm.restore(world.now, super::world::PROGRAM, &keepsake));
     world.drain(1, true, true);
-    assert_eq!(world.expect(1, EventKind::ConnectRequest).id, listener);
+    assert!(world.hosts[1].events.is_empty());
+    let request = world.expect(1, EventKind::ConnectRequest);
+    assert_eq!(request.id, ids[0]);
+    assert!(request.new_id.is_some_and(|id| !ids.contains(&id)));
     world.finish();
 }
