@@ -217,6 +217,11 @@ impl Device {
         !self.held.is_empty() && (acks == Acks::Send || self.held_since + self.held_for <= now)
     }
 
+    /// Whether something was posted since the last call that an acknowledgement waited for: it may be an answer.
+    pub fn take_answered(&mut self) -> bool {
+        std::mem::take(&mut self.answered)
+    }
+
     /// Whether [`Device::transmit`] has nothing to do but acknowledge.
     pub fn is_quiet(&self) -> bool {
         self.ready.is_empty() && !self.is_busy()
@@ -241,6 +246,7 @@ impl Device {
         let joined = qp.ack_wait == AckWait::Waits && !qp.has_only_ack();
         if joined {
             qp.ack_wait = AckWait::Over;
+            self.answered = true;
         }
         if joined || !qp.queued && qp.has_work() {
             qp.queued = true;

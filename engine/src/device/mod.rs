@@ -83,6 +83,8 @@ pub struct Device {
     held_since: Time,
     /// How long it waits while the application polls.
     held_for: Duration,
+    /// See [`Device::take_answered`].
+    answered: bool,
     /// QPs whose next packet found no room where it goes, when the link was last asked.
     busy: VecDeque<u32>,
     busy_since: Time,
@@ -126,6 +128,7 @@ impl Device {
             held: VecDeque::new(),
             held_since: Time::ZERO,
             held_for: Duration::ZERO,
+            answered: false,
             busy: VecDeque::new(),
             busy_since: Time::ZERO,
             partings: Vec::new(),

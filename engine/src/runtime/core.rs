@@ -124,10 +124,15 @@ impl Core {
     }
 
     /// As [`Core::transmit`] after a post. Packets leave at once, but where some have left a moment ago, and `polls` says
-    /// that the application will be back at once to poll, those of several posts leave together, or with that poll.
+    /// that the application will be back at once to poll, those of several posts leave together, or with that poll. What
+    /// may answer a message is waited for, and leaves at once in any case.
     pub(super) fn transmit_posted(&mut self, now: Time, polls: bool) {
-        let waits =
-            polls && !self.blocked && self.unsent_posts < MOST_POSTS && now.since(self.sent_at) < RING_PAUSE;
+        let answers = self.device.take_answered();
+        let waits = polls
+            && !answers
+            && !self.blocked
+            && self.unsent_posts < MOST_POSTS
+            && now.since(self.sent_at) < RING_PAUSE;
         if waits {
             self.unsent_posts += 1;
             self.more = true;
@@ -313,6 +318,33 @@ mod tests {
             assert_eq!(post(&mut core, now, true).1, 4);
         }
         assert_eq!(post(&mut core, now, true).1, 5, "too many");
+    }
+
+    #[test]
+    fn an_answer_leaves_at_once() {
+        let mut pair = Pair::new(&Setup::default());
+        pair.a.recv(1, 64);
+        pair.b.send(1, 64);
+        let packets = pair.b.sent();
+        pair.a.receive_all(&packets);
+        assert_eq!(pair.a.sent_unless_alone(), [], "its acknowledgement waits");
+        let sges = [pair.a.sge(BASE, 64)];
+        let wr = SendWr {
+            sges: &sges,
+            ..SendWr::default()
+        };
+        let (qpn, now) = (pair.a.qpn, pair.a.now);
+        let link = Count::default();
+        let mut core = Core::new(pair.a.dev, Box::new(link.clone()));
+        core.sent_at = now;
+        let post = |core: &mut Core| {
+            core.device.post_send(now, qpn, &wr).unwrap();
+            core.transmit_posted(now, true);
+            (link.0.load(Ordering::Relaxed), link.1.load(Ordering::Relaxed))
+        };
+        assert_eq!(post(&mut core), (2, 1), "with the acknowledgement");
+        assert_eq!(post(&mut core), (2, 1), "what follows waits");
+        assert!(core.has_unsent_posts());
     }
 
     #[test]
