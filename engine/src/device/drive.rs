@@ -217,7 +217,7 @@ impl Device {
         !self.held.is_empty() && (acks == Acks::Send || self.held_since + self.held_for <= now)
     }
 
-    /// Whether something was posted since the last call that an acknowledgement waited for: it may be an answer.
+    /// Whether since the last call something came to be sent that an acknowledgement waited for: it may be an answer.
     pub fn take_answered(&mut self) -> bool {
         std::mem::take(&mut self.answered)
     }
